@@ -1,0 +1,92 @@
+"""What was configured, read once: frozen records that pickle and travel to workers.
+
+Rules
+-----
+1. Standard library only; nothing here reads the environment or Dask's configuration (`config` does).
+2. Times are seconds (float), sizes bytes or counts (int). ``None`` means "no limit" or "not set".
+3. Secrets (headers, key files' content) never show in a ``repr``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dask_otel.records import Attributes
+
+
+@dataclass(frozen=True, slots=True)
+class Otlp:
+    """Where OTLP goes and how.
+
+    ``endpoint`` is the whole URL of the traces' requests for ``http/protobuf`` and the target for ``grpc``.
+    """
+
+    protocol: str = "http/protobuf"
+    endpoint: str = "http://localhost:4318/v1/traces"
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    timeout: float = 10.0
+    compression: str = "gzip"
+    insecure: bool = False
+    certificate: str | None = None
+    client_key: str | None = None
+    client_certificate: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Bounds of what waits to be sent, per server: spans held, seconds between sends, spans in a request."""
+
+    size: int = 65_536
+    delay: float = 1.0
+    batch: int = 8_192
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """OpenTelemetry's limits of a span."""
+
+    attributes: int | None = 128
+    attribute_length: int | None = None
+    events: int | None = 128
+    links: int | None = 128
+    event_attributes: int | None = 128
+    link_attributes: int | None = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """OpenTelemetry's name of a sampler and its argument, as given."""
+
+    name: str = "parentbased_always_on"
+    argument: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that dask-otel can be told.
+
+    ``exporters`` are OpenTelemetry's names (``otlp``, ``console``, ``none``, or another entry point's); empty
+    where nobody set one, which turns dask-otel off except for the context that travels.
+    ``complaints`` are sentences about values that were wrong and what is used instead.
+    """
+
+    disabled: bool = False
+    exporters: tuple[str, ...] = ()
+    otlp: Otlp = Otlp()
+    queue: Queue = Queue()
+    limits: Limits = Limits()
+    sampler: Sampler = Sampler()
+    propagators: tuple[str, ...] = ("tracecontext", "baggage")
+    service_name: str | None = None
+    resource: Attributes = ()
+    cluster_name: str | None = None
+    detail: str = "activity"
+    max_age: float = 600.0
+    user_spans: bool = True
+    traces_url: str | None = None
+    complaints: tuple[str, ...] = ()
+
+    @property
+    def exporting(self) -> bool:
+        """Whether spans of ours go anywhere by these settings alone (an application's provider aside)."""
+        return not self.disabled and any(name != "none" for name in self.exporters)
