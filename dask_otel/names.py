@@ -65,6 +65,9 @@ WORKER_LOST, KILLED_WORKER, MEMORY_LIMIT = "worker_lost", "killed_worker", "memo
 #: OpenTelemetry's value for an error of a class that is not known.
 OTHER_ERROR = "_OTHER"
 
+# -- values of dask.computation.state ----------------------------------------------------------------------------
+RUNNING, FINISHED, RESTARTED, CLOSED = "running", "finished", "restarted", "closed"
+
 # -- attributes of every span of ours ----------------------------------------------------------------------------
 _EVERY = "every span"
 OPERATION = _attribute(
@@ -85,7 +88,7 @@ CLOCK_OFFSET = _attribute(
 _COMPUTATION = "computation"
 COMPUTATION_ID = _attribute("dask.computation.id", "string", "computation, graph update", "Dask's own id of it.")
 COMPUTATION_STATE = _attribute(
-    "dask.computation.state", "string", "computation, graph update", "`running`, `finished`, `failed` or `restarted`."
+    "dask.computation.state", "string", "computation, graph update", "`running`, `finished`, `failed`, `restarted` or `closed`."
 )
 CLIENT_ID = _attribute("dask.client.id", "string", "computation, graph update", "The client that submitted it.")
 COMPUTATION_TASKS = _attribute("dask.computation.tasks", "int", _COMPUTATION, "Tasks that had to run.")
@@ -150,8 +153,10 @@ ATTEMPT = _attribute("dask.task.attempt", "int", "task", "1 for the first.")
 OUTCOME = _attribute("dask.task.outcome", "string", "task", ", ".join(f"`{o}`" for o in TASK_OUTCOMES) + ".")
 STARTED = _attribute("dask.task.started", "string", "task", "`assumed`: the scheduler can only infer that it had.")
 CAUSE = _attribute(
-    "dask.task.cause", "string", "task", "Why it ran again though its result had been there: `recomputed`."
+    "dask.task.cause", "string", "task", "Why it ran though its result had been there: `recomputed`, since it was lost."
 )
+RECOMPUTED = "recomputed"
+ASSUMED = "assumed"
 WAIT_DEPENDENCIES = _attribute(
     "dask.task.wait.dependencies", "double (s)", "task", "On the worker, until its dependencies were there."
 )

@@ -18,11 +18,13 @@ from dask_otel.records import Attributes
 class Otlp:
     """Where OTLP goes and how.
 
-    ``endpoint`` is the whole URL of the traces' requests for ``http/protobuf`` and the target for ``grpc``.
+    ``endpoint`` is the whole URL of the traces' requests for ``http/protobuf`` and the target (``host:port``) for
+    ``grpc``; a password that stood in it is a header now, a token may still stand in its path or query.
+    ``insecure`` says whether ``grpc`` goes without TLS, whatever the URL's scheme was; HTTP has the scheme.
     """
 
     protocol: str = "http/protobuf"
-    endpoint: str = "http://localhost:4318/v1/traces"
+    endpoint: str = field(default="http://localhost:4318/v1/traces", repr=False)
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     timeout: float = 10.0
     compression: str = "gzip"
@@ -34,16 +36,20 @@ class Otlp:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Bounds of what waits to be sent, per server: spans held, seconds between sends, spans in a request."""
+    """Bounds of what waits to be sent, per server: spans held, seconds between sends, spans in a request.
+
+    ``timeout`` is how long (s) one export may take with its retries and the waits between them.
+    """
 
     size: int = 65_536
     delay: float = 1.0
     batch: int = 8_192
+    timeout: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """OpenTelemetry's limits of a span."""
+    """OpenTelemetry's limits of a span; ``nested_attribute_length`` is for attributes of events and links."""
 
     attributes: int | None = 128
     attribute_length: int | None = None
@@ -51,6 +57,7 @@ class Limits:
     links: int | None = 128
     event_attributes: int | None = 128
     link_attributes: int | None = 128
+    nested_attribute_length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,7 @@ class Settings:
     propagators: tuple[str, ...] = ("tracecontext", "baggage")
     service_name: str | None = None
     resource: Attributes = ()
+    resource_detectors: tuple[str, ...] = ()
     cluster_name: str | None = None
     detail: str = "activity"
     max_age: float = 600.0

@@ -1,0 +1,10 @@
+"""OpenTelemetry for Dask: one trace from ``compute()`` to the metering context of every task.
+
+Turn it on by ``--preload dask_otel`` on ``dask scheduler`` and ``dask worker``, by `enable` on a running cluster, or
+by ``opentelemetry-instrument``; say where telemetry goes by OpenTelemetry's own variables.
+"""
+
+from dask_otel.turning_on import dask_setup, dask_teardown, disable, enable, flush
+from dask_otel.version import __version__
+
+__all__ = ["__version__", "dask_setup", "dask_teardown", "disable", "enable", "flush"]

@@ -1,0 +1,176 @@
+"""Everything that dask-otel can be told, from the environment and from Dask's configuration, as one record.
+
+Rules
+-----
+1. `load` never raises: what is wrong becomes a sentence in `Settings.complaints` and its default is used.
+2. OpenTelemetry's variables say where telemetry goes; Dask's configuration under ``otel`` has only what
+   OpenTelemetry has no name for.
+3. Importing this module registers the defaults of ``otel.yaml`` with Dask.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import dask.config
+import yaml
+from dask.utils import parse_timedelta
+
+from dask_otel.environment import parse
+from dask_otel.settings import Settings
+from dask_otel.variables import quoted
+
+DEFAULTS = Path(__file__).with_name("otel.yaml")
+SCHEMA = Path(__file__).with_name("otel-schema.yaml")
+DETAILS = ("activity", "task", "group")
+#: What the readers of our keys raise, `parse_timedelta` among them.
+_WRONG = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+dask.config.update_defaults(yaml.safe_load(DEFAULTS.read_text(encoding="utf-8")))
+
+
+def load(environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the environment (``os.environ``) and Dask's configuration.
+
+    Examples
+    --------
+    >>> with dask.config.set({"otel.traces.detail": "tasks"}):
+    ...     settings = load({"OTEL_TRACES_EXPORTER": "console"})
+    >>> settings.exporters, settings.detail
+    (('console',), 'activity')
+    >>> settings.complaints
+    ("otel.traces.detail is 'tasks', which is not activity, task or group; activity is used instead.",)
+
+    Notes
+    -----
+    Never raises, whatever it is given.
+    """
+    try:
+        settings = parse(os.environ if environ is None else environ, _installed)
+        complaints = list(settings.complaints)
+        values = _values(dask.config.get("otel", {}), complaints)
+        return replace(settings, complaints=tuple(complaints), **values)
+    except Exception as error:  # noqa: BLE001 - Dask runs on, whatever the configuration holds
+        return Settings(
+            complaints=(
+                f"The configuration cannot be read ({type(error).__name__}); dask-otel exports nothing.",
+            )
+        )
+
+
+def explain() -> str:
+    """What to type where nothing is exported since nobody said where to.
+
+    Examples
+    --------
+    >>> print(explain())
+    dask-otel exports nothing, since it was not told where to: set OTEL_EXPORTER_OTLP_ENDPOINT, for example to \
+http://localhost:4318, or OTEL_TRACES_EXPORTER=console to see spans here.
+    """
+    return (
+        "dask-otel exports nothing, since it was not told where to: set OTEL_EXPORTER_OTLP_ENDPOINT, for example to "
+        "http://localhost:4318, or OTEL_TRACES_EXPORTER=console to see spans here."
+    )
+
+
+class _Key(NamedTuple):
+    """One of our keys: the field of `Settings`, what it may be, and how it is read (None is its default)."""
+
+    field: str
+    allowed: str
+    read: Callable[[Any], Any]
+
+
+def _values(config: object, complaints: list[str]) -> dict[str, Any]:
+    """Fields of `Settings` for the keys that are set and right."""
+    values = {}
+    for key, value in _leaves("otel", config):
+        if key in _SECTIONS and value is None:
+            continue
+        if key not in _KEYS:
+            complaints.append(f"{key} is not a key of dask-otel; {_nearest(key)}")
+        elif value not in (None, ""):
+            try:
+                values[_KEYS[key].field] = _KEYS[key].read(value)
+            except _WRONG:
+                complaints.append(_complaint(key, value))
+    return values
+
+
+def _leaves(prefix: str, config: object) -> Iterator[tuple[str, object]]:
+    """Dotted keys and values; Dask takes ``user_spans`` and ``user-spans`` as one."""
+    if not isinstance(config, Mapping):
+        yield prefix, config
+        return
+    for key, value in config.items():
+        yield from _leaves(f"{prefix}.{str(key).replace('_', '-')}", value)
+
+
+def _nearest(key: str) -> str:
+    near = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"it has {', '.join(_KEYS)}."
+
+
+def _complaint(key: str, value: object) -> str:
+    default = getattr(Settings(), _KEYS[key].field)
+    used = (
+        "none"
+        if default is None
+        else f"{default:g} s"
+        if isinstance(default, float)
+        else str(default).lower()
+    )
+    return f"{key} is {quoted(value)}, which is not {_KEYS[key].allowed}; {used} is used instead."
+
+
+def _detail(value: Any) -> str:
+    return DETAILS[DETAILS.index(value.strip().lower())]
+
+
+def _boolean(value: Any) -> bool:
+    return {"true": True, "false": False}[str(value).strip().lower()]
+
+
+def _url(value: Any) -> str:
+    if not re.fullmatch(r"https?://\S*\{trace_id\}\S*", value.strip()):
+        raise ValueError
+    return str(value.strip())
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, str):
+        value = re.sub(r"mins?\s*$", "m", value.strip())  # Dask itself knows only "m" and "minutes"
+    seconds = float(parse_timedelta(value, default="s"))
+    if not 0 < seconds < math.inf:
+        raise ValueError
+    return seconds
+
+
+def _name(value: Any) -> str | None:
+    """Dask reads a name like ``12`` in its environment variables as a number."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise TypeError
+    return str(value).strip() or None
+
+
+_KEYS = {
+    "otel.traces.detail": _Key("detail", "activity, task or group", _detail),
+    "otel.traces.user-spans": _Key("user_spans", "true or false", _boolean),
+    "otel.traces.url": _Key("traces_url", "a URL with {trace_id} in it", _url),
+    "otel.traces.computation.max-age": _Key("max_age", "a time above 0, like 10 min", _seconds),
+    "otel.cluster.name": _Key("cluster_name", "a name", _name),
+}
+#: An empty section of a YAML file is None.
+_SECTIONS = {"otel", "otel.traces", "otel.traces.computation", "otel.cluster"}
+
+
+def _installed(group: str) -> Iterable[str]:
+    return {entry.name for entry in entry_points(group=group)}

@@ -1,0 +1,1 @@
+"""``dask otel demo``."""

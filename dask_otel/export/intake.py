@@ -1,0 +1,80 @@
+"""Takes what was emitted off the queue: expanded, within limits, grouped by who made it.
+
+Rules
+-----
+1. Used by the pipeline's thread only.
+2. Every span that was taken is counted, whether it is handed on or not.
+3. An item that raises costs its own spans and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dask_otel.export.bodies import Source
+from dask_otel.export.complaints import Complaints
+from dask_otel.export.limits import Limiter
+from dask_otel.export.queue import Item, Line
+from dask_otel.records import Span
+from dask_otel.settings import Limits
+
+
+class Intake:
+    """The consumer's side of a `Line`.
+
+    ``taken`` counts spans that left the queue, ``failed`` those of them that could not be made.
+    """
+
+    def __init__(self, line: Line, limits: Limits, complaints: Complaints) -> None:
+        self.taken = 0
+        self.failed = 0
+        self._line = line
+        self._limiter = Limiter(limits)
+        self._complaints = complaints
+
+    def batch(self, most: int) -> list[tuple[Source, list[Span]]]:
+        """The oldest spans, about ``most``: an item is not torn apart."""
+        groups: dict[Source, list[Span]] = {}
+        entries = self._line.entries
+        taken = 0
+        while entries and taken < most:
+            source, item, weight = entries.popleft()
+            spans = groups.get(source)
+            if spans is None:
+                spans = groups[source] = []
+            if type(item) is Span:
+                spans.append(item)
+                taken += 1
+            else:
+                taken += self._expand(item, weight, spans)
+        self.taken += taken
+        return [(source, self._limit(spans)) for source, spans in groups.items()]
+
+    def _expand(self, item: Item, weight: int, into: list[Span]) -> int:
+        """Add the spans of an item that stands in the queue ``weight`` times; how many were taken with it."""
+        for _ in range(weight - 1):
+            self._line.entries.popleft()
+        try:
+            made = list(item.spans())  # type: ignore[union-attr]
+        except Exception as error:
+            self._fail(weight, f"{type(item).__name__}.spans()", error)
+            return weight
+        into += made
+        return len(made)
+
+    def _limit(self, spans: Sequence[Span]) -> list[Span]:
+        try:
+            return self._limiter.apply(spans)
+        except Exception:
+            return [span for one in spans for span in self._limit_one(one)]
+
+    def _limit_one(self, span: Span) -> list[Span]:
+        try:
+            return self._limiter.apply([span])
+        except Exception as error:
+            self._fail(1, "limits of spans", error)
+            return []
+
+    def _fail(self, spans: int, where: str, error: Exception) -> None:
+        self.failed += spans
+        self._complaints.lost(spans, where, f"{type(error).__name__}: {error}"[:300])

@@ -1,0 +1,254 @@
+"""One background thread in a process that takes finished spans and sees them out.
+
+Rules
+-----
+1. The thread starts with the first item that is emitted, is a daemon, and is the only one that encodes and
+   sends.
+2. `close` returns within its timeout from any thread and at interpreter exit, whatever a receiver does; what
+   was not sent by then is counted and said.
+3. In a forked child the pipeline is off: nothing is queued, no lock is taken, no thread is started.
+4. A receiver that is down delays the other sinks by the time that its requests are tried; it never delays
+   those who emit.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections import deque
+from collections.abc import Callable
+from threading import Event, Lock, Thread, current_thread
+from time import monotonic
+from weakref import WeakSet
+
+from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, set_value
+from opentelemetry.sdk.trace import ReadableSpan
+
+from dask_otel.export.bodies import Source
+from dask_otel.export.complaints import Complaints
+from dask_otel.export.fates import Counts, Fates, Tally
+from dask_otel.export.intake import Intake
+from dask_otel.export.queue import NEVER, Bell, Emitter, Line
+from dask_otel.export.sinks import Batch, ProcessorSink, Sink, make_sinks
+from dask_otel.records import Attributes, Scope
+from dask_otel.settings import Settings
+
+#: Seconds that `Pipeline.close` may take; a nanny kills its worker after 4.
+CLOSE_TIMEOUT = 1.5
+
+#: Of them those that are left to sinks for giving up.
+_GIVE_UP = 0.2
+
+_pipelines: WeakSet[Pipeline] = WeakSet()
+
+
+class Pipeline:
+    """Exports spans as settings say.
+
+    Examples
+    --------
+    >>> from dask_otel.records import Span
+    >>> pipeline, seen = Pipeline(Settings()), []
+    >>> pipeline.add_processor(lambda span: seen.append(span.name))
+    >>> emitter = pipeline.emitter((("service.name", "demo"),), Scope("dask_otel"))
+    >>> emitter.emit(Span("inc", 5, b"\\x01" * 16, b"\\x02" * 8, start=1, end=2))
+    >>> pipeline.close(), seen, pipeline.counts.exported
+    (True, ['inc'], 1)
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._complaints = Complaints()
+        self._closing = Event()
+        self._sinks: list[Sink] = make_sinks(settings, self._closing, self._complaints)
+        self._processors: ProcessorSink | None = None
+        self._bell = Bell()
+        self._line = Line(settings.queue.size if self._sinks else -1, self._wake)
+        self._wake_at = max(1, min(settings.queue.batch, settings.queue.size) // 2)
+        self._intake = Intake(self._line, settings.limits, self._complaints)
+        self._flushes: deque[Event] = deque()
+        self._changing = Lock()
+        self._thread: Thread | None = None
+        self._refused = 0
+        self._aborted = False
+        self._final: Counts | None = None
+        _pipelines.add(self)
+
+    # -- for everybody ---------------------------------------------------------------------------------------
+
+    def emitter(self, resource: Attributes, scope: Scope) -> Emitter:
+        """Where spans of this resource and scope are handed in; keep it, since it holds both encoded."""
+        return Emitter(self._line, Source(resource, scope))
+
+    def add_processor(self, on_end: Callable[[ReadableSpan], object]) -> None:
+        """Call this with each span too, in the pipeline's thread."""
+        with self._changing:
+            if self._processors is None:
+                self._processors = ProcessorSink(self._complaints)
+                self._sinks = [*self._sinks, self._processors]
+            self._processors.processors.append(on_end)
+            if self._final is None:
+                self._line.size = self._settings.queue.size
+
+    @property
+    def counts(self) -> Counts:
+        """What became of the spans at the first sink (OTLP, where it is one); exact while nothing moves."""
+        settled, dropped, waiting = self._final, self._line.dropped.value(), len(self._line.entries)
+        if settled is None:
+            settled = self._settled()
+        else:  # Whoever was about to emit when the pipeline closed.
+            dropped, waiting = dropped + waiting, 0
+        return settled._replace(
+            emitted=settled.emitted + dropped + waiting,
+            dropped=settled.dropped + dropped,
+            waiting=settled.waiting + waiting,
+        )
+
+    def flush(self, timeout: float = 10.0) -> bool:
+        """Wait until all that was emitted before has a fate; whether that was so in time."""
+        if self._thread is None or self._final is not None or current_thread() is self._thread:
+            return not self._line.entries
+        done = Event()
+        self._flushes.append(done)
+        self._bell.ring()
+        return done.wait(timeout)
+
+    def close(self, timeout: float = CLOSE_TIMEOUT) -> bool:
+        """Send what waits, then stop for good; whether all was handed on. A second time does nothing."""
+        until = monotonic() + timeout
+        if self._final is not None or not self._changing.acquire(timeout=timeout):
+            return self._final is not None
+        try:
+            return self._final is not None or self._close(until, timeout)
+        finally:
+            self._changing.release()
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def _close(self, until: float, timeout: float) -> bool:
+        atexit.unregister(self.close)
+        self._line.size = -1
+        self._complaints.hush()
+        before = self._settled()
+        self._closing.set()
+        self._bell.ring()
+        if not self._join(until - min(_GIVE_UP, timeout / 4)):
+            self._abort()
+            self._join(until)
+        settled = self._settled()
+        # What the thread still holds may have been sent.
+        self._final = settled._replace(unknown=settled.unknown + settled.waiting, waiting=0)
+        left = len(self._line.entries) + settled.waiting
+        if left:
+            self._complaints.lost(left, "closing", f"not sent within {timeout:g} s")
+        self._complaints.conclude()
+        for done in self._flushes:
+            done.set()
+        return not left and self._final.exported - before.exported == self._final.emitted - before.emitted
+
+    def _join(self, until: float) -> bool:
+        """Wait for the thread's end; whether it came."""
+        if self._thread is None:
+            return True
+        if current_thread() is self._thread:
+            return False
+        self._thread.join(max(0.0, until - monotonic()))
+        return not self._thread.is_alive()
+
+    def _abort(self) -> None:
+        self._aborted = True
+        for sink in self._sinks:
+            sink.abort()
+
+    def _settled(self) -> Counts:
+        """Counts of the spans that left the queue."""
+        fates = self._sinks[0].fates if self._sinks else Fates()
+        taken, failed = self._intake.taken, fates.failed + self._intake.failed
+        waiting = taken - self._intake.failed - fates.total
+        return Counts(taken, fates.exported, fates.dropped, failed, fates.unknown, waiting)
+
+    def _turn_off(self) -> None:
+        """In a forked child: the thread is not there, and a lock may be held by one that is not either."""
+        self._line.size = -1
+        self._line.wake = _nothing
+        self._line.dropped = Tally()
+        self._final = Counts()
+        self._changing = Lock()
+        self._thread = None
+
+    # -- the thread ------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        """Called by an emitter when enough waits; the first time there is no thread yet."""
+        self._line.wake_at = NEVER
+        if self._thread is None:
+            self._start()
+        self._bell.ring()
+
+    def _start(self) -> None:
+        if not self._changing.acquire(blocking=False):
+            self._line.wake_at = 0
+            return
+        try:
+            if self._thread is None and self._final is None:
+                thread = Thread(target=self._run, name="dask-otel-export", daemon=True)
+                thread.start()
+                self._thread = thread
+                atexit.register(self.close)
+        finally:
+            self._changing.release()
+
+    def _run(self) -> None:
+        # Instrumented grpc and sockets would make spans of our own requests.
+        attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
+        while not self._closing.is_set():
+            self._bell.wait(self._settings.queue.delay)
+            self._pass()
+        self._pass()
+        for sink in self._sinks:
+            self._guard(sink.close)
+
+    def _pass(self) -> None:
+        """Hand on what waits now; what comes meanwhile is the next pass's."""
+        flushes = [self._flushes.popleft() for _ in range(len(self._flushes))]
+        until = self._intake.taken + len(self._line.entries)
+        while self._intake.taken < until and self._line.entries and not self._aborted:
+            batch = self._intake.batch(self._settings.queue.batch)
+            for sink in reversed(self._sinks):
+                self._deliver(sink, batch)
+        self._line.wake_at = self._wake_at
+        self._tell_dropped()
+        for done in flushes:
+            done.set()
+
+    def _deliver(self, sink: Sink, batch: Batch) -> None:
+        given = sum([len(spans) for _, spans in batch])
+        until = sink.fates.total + given
+        self._guard(lambda: sink.deliver(batch))
+        sink.fates.failed += until - sink.fates.total
+
+    def _guard(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except Exception as error:
+            self._complaints.lost(0, "export", f"{type(error).__name__}: {error}"[:300])
+
+    def _tell_dropped(self) -> None:
+        refused = self._line.dropped.value()
+        if refused > self._refused:
+            size = self._settings.queue.size
+            self._complaints.lost(refused - self._refused, "queue", f"full, it holds {size} spans")
+            self._refused = refused
+
+
+def _nothing() -> None:
+    """What a forked child's emitters call."""
+
+
+def _after_fork() -> None:
+    for pipeline in list(_pipelines):
+        pipeline._turn_off()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,103 @@
+"""What a task must know of the spans above it, packed small enough to travel with every task.
+
+Rules
+-----
+1. Standard library only; no random: an id is given, or follows from others.
+2. What cannot be read comes back as ``None``; nothing here raises on what a stranger sent.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+#: How much of a computation is told: nothing of ours (the context only travels), groups, tasks, activities.
+OFF, GROUP, TASK, ACTIVITY = range(4)
+DETAILS = {"group": GROUP, "task": TASK, "activity": ACTIVITY}
+
+_HEAD_LENGTH = 16 + 8 + 8 + 1 + 1
+_DETAIL_BITS = 0x03
+_PEERS_BIT = 0x04
+_MASK = (1 << 64) - 1
+
+
+class Parent(NamedTuple):
+    """The context of a task: its trace, the group's span, the computation's span.
+
+    Where ``detail`` is `OFF` nobody emits spans of ours below, and ``group_id`` is the span that the user's own
+    code has as its parent. ``peers`` says that every worker of the cluster runs dask-otel.
+    """
+
+    trace_id: bytes
+    group_id: bytes
+    computation_id: bytes
+    flags: int
+    detail: int
+    peers: bool = False
+    trace_state: str = ""
+    baggage: str = ""
+
+
+class Handed(NamedTuple):
+    """What came with one task: its parent, the ordinal of the attempt, the span of the attempt before and,
+    where its result had been there already, why it runs again."""
+
+    parent: Parent
+    attempt: int = 1
+    previous: bytes = b""
+    cause: str = ""
+
+
+def pack(parent: Parent, attempt: int = 1, previous: bytes = b"", cause: str = "") -> bytes | list[object]:
+    """The form that travels: 34 bytes, in a list with the rest where there is a rest.
+
+    Examples
+    --------
+    >>> parent = Parent(b"t" * 16, b"g" * 8, b"c" * 8, flags=3, detail=ACTIVITY)
+    >>> len(pack(parent)), unpack(pack(parent)) == Handed(parent)
+    (34, True)
+    >>> unpack(pack(parent, attempt=2, previous=b"p" * 8)).attempt
+    2
+    """
+    detail = parent.detail | (_PEERS_BIT if parent.peers else 0)
+    head = parent.trace_id + parent.group_id + parent.computation_id + bytes((parent.flags & 0xFF, detail))
+    if attempt == 1 and not parent.trace_state and not parent.baggage:
+        return head
+    return [head, attempt, previous, cause, parent.trace_state, parent.baggage]
+
+
+def unpack(data: object) -> Handed | None:
+    """Read what `pack` wrote; ``None`` for anything else."""
+    attempt: object = 1
+    previous: object = b""
+    cause = trace_state = baggage = ""
+    if isinstance(data, (list, tuple)) and len(data) == 6:
+        data, attempt, previous, cause, trace_state, baggage = data
+    if not isinstance(data, bytes) or len(data) != _HEAD_LENGTH:
+        return None
+    if not (isinstance(attempt, int) and isinstance(previous, bytes) and len(previous) in (0, 8)):
+        return None
+    if not (isinstance(cause, str) and isinstance(trace_state, str) and isinstance(baggage, str)):
+        return None
+    last = data[33]
+    parent = Parent(
+        data[:16], data[16:24], data[24:32], data[32], last & _DETAIL_BITS, bool(last & _PEERS_BIT), trace_state, baggage
+    )
+    return Handed(parent, attempt, previous, cause)
+
+
+def attempt_span_id(computation_id: bytes, run_id: int) -> bytes:
+    """Id of the span of one attempt: the scheduler and the worker find the same without a word.
+
+    ``run_id`` is the scheduler's number of a dispatch, never used twice by one scheduler. The mapping is
+    splitmix64's, one to one for a given computation, so that ids of one computation never collide.
+
+    Examples
+    --------
+    >>> attempt_span_id(b"\\x00" * 8, 1).hex() != attempt_span_id(b"\\x00" * 8, 2).hex()
+    True
+    """
+    z = (int.from_bytes(computation_id, "big") + run_id * 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    z ^= z >> 31
+    return (z or 1).to_bytes(8, "big")

@@ -1,0 +1,239 @@
+"""What the servers and clients of one process share: pipelines, the application's provider, the users' one.
+
+Rules
+-----
+1. A provider that the application set is used as it is, with its resource, and is never replaced.
+2. One pipeline, and so one thread, for each settings; several servers of one process share it and stay apart by
+   their resources.
+3. A global provider is set only in a process that is a worker's own, when its first task starts.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import Span as SdkSpan
+from opentelemetry.sdk.trace.sampling import Sampler as SdkSampler
+
+from dask_otel import config, names, resource, sampling
+from dask_otel.export.pipeline import Pipeline
+from dask_otel.export.queue import Emitter
+from dask_otel.export.readable import from_readable
+from dask_otel.records import RANDOM, Scope, Span, Value
+from dask_otel.settings import Settings
+from dask_otel.version import __version__
+
+logger = logging.getLogger("dask_otel")
+
+SCOPE = Scope(names.SCOPE, __version__, names.SCHEMA_URL)
+
+_lock = threading.Lock()
+_pipelines: dict[tuple[Settings, int | None], Pipeline] = {}
+_said: set[str] = set()
+
+
+def say_once(sentence: str, *args: object, level: int = logging.INFO) -> None:
+    """Log a sentence the first time that this process has it to say."""
+    line = sentence % args
+    with _lock:
+        if line in _said:
+            return
+        _said.add(line)
+    logger.log(level, "%s", line)
+
+
+def settings_for_server(shipped: Settings | None) -> Settings:
+    """The process's own settings; the client's where the process was told nothing."""
+    own = config.load()
+    for complaint in own.complaints:
+        say_once("%s", complaint, level=logging.WARNING)
+    if shipped is not None and not own.exporters and not own.disabled:
+        return shipped
+    return own
+
+
+def new_trace_id() -> bytes:
+    """A random trace id."""
+    return secrets.token_bytes(16)
+
+
+def new_span_id() -> bytes:
+    """A random span id, never zero."""
+    return (secrets.randbits(64) or 1).to_bytes(8, "big")
+
+
+def application_provider() -> TracerProvider | None:
+    """The SDK provider that the application set as the global one, if it did and it is not ours."""
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, TracerProvider) and not isinstance(provider, OwnProvider):
+        return provider
+    return None
+
+
+def pipeline_for(settings: Settings, provider: TracerProvider | None = None) -> Pipeline:
+    """The process's pipeline for these settings; with ``provider`` it feeds that provider's processors instead."""
+    key = (settings, id(provider) if provider else None)
+    with _lock:
+        found = _pipelines.get(key)
+        if found is None:
+            if provider is None:
+                found = Pipeline(settings)
+            else:
+                found = Pipeline(replace(settings, exporters=()))
+                # The SDK offers no other way in for a span that is over already.
+                found.add_processor(provider._active_span_processor.on_end)
+            _pipelines[key] = found
+        return found
+
+
+def flush(timeout: float) -> bool:
+    """Send what this process has; whether all had a fate in time. Blocks: not for event loops."""
+    with _lock:
+        pipelines = list(_pipelines.values())
+    flushed = [pipeline.flush(timeout) for pipeline in pipelines]
+    if (provider := application_provider()) is not None:
+        flushed.append(provider.force_flush(int(timeout * 1000)))
+    return all(flushed)
+
+
+def close(timeout: float) -> bool:
+    """Send what this process has, and stop: the process is about to end."""
+    with _lock:
+        pipelines = list(_pipelines.values())
+        _pipelines.clear()
+    return all([pipeline.close(timeout) for pipeline in pipelines])
+
+
+class Outlet:
+    """Where one server's or client's spans go; what that is is decided when the first one comes.
+
+    Parameters
+    ----------
+    settings:
+        The server's.
+    role, instance_id:
+        ``scheduler``, ``worker`` or ``client``, and its id.
+    extra:
+        Further attributes of the resource, asked for when the resource is made.
+    """
+
+    def __init__(
+        self, settings: Settings, role: str, instance_id: str, extra: Callable[[], Mapping[str, Value]]
+    ) -> None:
+        self.settings = settings
+        self.sampler = sampling.RootSampler(settings.sampler)
+        self._role = role
+        self._instance_id = instance_id
+        self._extra = extra
+        self._emitter: Emitter | None = None
+        self._provider: TracerProvider | None = None
+
+    @property
+    def sending(self) -> bool:
+        """Whether spans of ours leave this process."""
+        if self.settings.disabled or self.sampler.always_off:
+            return False
+        return self.settings.exporting or application_provider() is not None
+
+    def emit(self, item: object) -> None:
+        """Hand in a span, or what becomes spans."""
+        (self._emitter or self.open()).emit(item)  # type: ignore[arg-type]
+
+    def open(self) -> Emitter:
+        """Decide now where spans go."""
+        if self._emitter is None:
+            provider = application_provider()
+            attributes = (
+                tuple(provider.resource.attributes.items())
+                if provider is not None
+                else resource.build(self._role, self._instance_id, self.settings, self._extra())
+            )
+            self._emitter = pipeline_for(self.settings, provider).emitter(attributes, SCOPE)  # type: ignore[arg-type]
+        return self._emitter
+
+    def provider(self) -> TracerProvider:
+        """The application's provider, else one of our own with this outlet's resource and sampler."""
+        found = application_provider()
+        if found is not None:
+            return found
+        if self._provider is None:
+            attributes = resource.build(self._role, self._instance_id, self.settings, self._extra())
+            pipeline = pipeline_for(self.settings)
+            self._provider = OwnProvider(
+                resource=resource.to_sdk(attributes),
+                sampler=_sdk_sampler(self.settings),
+                shutdown_on_exit=False,
+            )
+            self._provider.add_span_processor(
+                _Forward(lambda scope: pipeline.emitter(attributes, scope))
+            )
+        return self._provider
+
+    def set_global_provider(self) -> None:
+        """Make our provider the process's, for the users' spans, unless there is one: a worker's own process only."""
+        if application_provider() is None and self.settings.exporting and self.settings.user_spans:
+            if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+                trace.set_tracer_provider(self.provider())
+
+
+class OwnProvider(TracerProvider):
+    """A provider of ours, told from the application's by its class."""
+
+
+class _Readable:
+    """A span of the SDK on its way: becomes a record in the background thread."""
+
+    __slots__ = ("_span",)
+    weight = 1
+
+    def __init__(self, span: ReadableSpan) -> None:
+        self._span = span
+
+    def spans(self) -> Iterator[Span]:
+        yield from_readable(self._span)[2]
+
+
+class _Forward(SpanProcessor):
+    """Hands the SDK's finished spans to our pipeline, an emitter for each scope."""
+
+    def __init__(self, emitter_for: Callable[[Scope], Emitter]) -> None:
+        self._emitter_for = emitter_for
+        self._emitters: dict[object, Emitter] = {}
+
+    def on_start(self, span: SdkSpan, parent_context: Context | None = None) -> None:
+        """Nothing: what counts is the end."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if span.context is None or not span.context.trace_flags.sampled:
+            return
+        scope = span.instrumentation_scope
+        emitter = self._emitters.get(scope)
+        if emitter is None:
+            emitter = self._emitters[scope] = self._emitter_for(from_readable(span)[1])
+        emitter.emit(_Readable(span))
+
+    def shutdown(self) -> None:
+        """Nothing: the pipeline has its own end."""
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return flush(timeout_millis / 1000)
+
+
+def _sdk_sampler(settings: Settings) -> SdkSampler:
+    return sampling.make(settings.sampler)
+
+
+def decide(sampler: sampling.RootSampler, trace_id: bytes, name: str, kind: int) -> sampling.Decision:
+    """Ask the sampler about a trace that starts here."""
+    return sampler.decide(int.from_bytes(trace_id, "big"), name, kind, {}, None)
+
+
+#: Flags of an id that we made: the random bit says that it can be sampled by.
+FLAGS = RANDOM

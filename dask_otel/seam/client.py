@@ -1,0 +1,169 @@
+"""The client's seam: submissions and waiting calls of `distributed.Client`, as calls to a listener.
+
+Rules
+-----
+1. The class is wrapped once a process, while anybody listens; a client that nobody listens to is not touched.
+2. A submission's context is annotated when the graph is built already, so that fusion is not disturbed.
+3. Calls within calls (``compute`` gathers, ``map`` with batches maps) are one call: the outermost.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import dask
+from distributed import Client
+
+from dask_otel import names
+from dask_otel.guard import Guard
+from dask_otel.records import CLIENT, PRODUCER
+from dask_otel.seam import ANNOTATION, Wraps
+
+_inside: ContextVar[str] = ContextVar("dask_otel_operation", default="")
+
+
+class Listener(Protocol):
+    """What a client's shell must offer."""
+
+    guard: Guard
+
+    def call(self, name: str, operation: str, kind: int) -> AbstractContextManager[object]:
+        """A span around a call, current in it; kind is OTLP's number."""
+
+    def submission(self, operation: str) -> object | None:
+        """What goes with a graph that is submitted now; ``None`` if nothing does."""
+
+
+_listeners: WeakKeyDictionary[Client, Listener] = WeakKeyDictionary()
+_everywhere: list[Listener] = []
+_wraps = Wraps()
+
+
+def listen(client: Client, listener: Listener) -> None:
+    """Listen to one client."""
+    _listeners[client] = listener
+    _install()
+
+
+def forget(client: Client) -> None:
+    """Listen to it no more."""
+    _listeners.pop(client, None)
+    _uninstall()
+
+
+def listen_everywhere(listener: Listener) -> None:
+    """Listen to the clients of this process that nobody listens to in particular: those of tasks on a worker."""
+    _everywhere.append(listener)
+    _install()
+
+
+def forget_everywhere(listener: Listener) -> None:
+    """No more."""
+    if listener in _everywhere:
+        _everywhere.remove(listener)
+    _uninstall()
+
+
+def listening(client: Client) -> Listener | None:
+    """Who listens to a client in particular."""
+    return _listeners.get(client)
+
+
+def _listener(client: Client) -> Listener | None:
+    return _listeners.get(client) or (_everywhere[0] if _everywhere else None)
+
+
+_CALLS = (
+    ("get", names.COMPUTE, names.OP_COMPUTE, CLIENT),
+    ("compute", names.COMPUTE, names.OP_COMPUTE, PRODUCER),
+    ("persist", names.PERSIST, names.OP_PERSIST, PRODUCER),
+    ("map", names.MAP, names.OP_MAP, PRODUCER),
+    ("gather", names.GATHER, names.OP_GATHER, CLIENT),
+)
+_installed = False
+
+
+def _install() -> None:
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    for method, name, operation, kind in _CALLS:
+        _wraps.attribute(Client, method, _wrap_call(getattr(Client, method), name, operation, kind))
+    _wraps.attribute(Client, "_graph_to_futures", _wrap_submission(Client._graph_to_futures))
+
+
+def _uninstall() -> None:
+    global _installed
+    if _installed and not _listeners and not _everywhere:
+        _wraps.undo()
+        _installed = False
+
+
+def _wrap_call(original: Callable[..., Any], name: str, operation: str, kind: int) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: Client, *args: Any, **kwargs: Any) -> Any:
+        listener = _listener(self)
+        if listener is None or _inside.get():
+            return original(self, *args, **kwargs)
+        sync = kwargs.get("sync", name != names.COMPUTE or operation_waits(original))
+        span = _span(listener, name, operation, CLIENT if name == names.COMPUTE and sync else kind)
+        if self.asynchronous and name == names.GATHER:
+            return _awaited(span, operation, original(self, *args, **kwargs))
+        return _within(span, operation, lambda: original(self, *args, **kwargs))
+
+    return call
+
+
+def operation_waits(original: Callable[..., Any]) -> bool:
+    """Whether the call waits for results by default: ``get`` does, ``compute`` does not."""
+    return original.__name__ == "get"
+
+
+def _span(listener: Listener, name: str, operation: str, kind: int) -> AbstractContextManager[object]:
+    try:
+        return listener.call(name, operation, kind)
+    except Exception:
+        listener.guard.fault(name)
+        return nullcontext()
+
+
+def _within(span: AbstractContextManager[object], operation: str, call: Callable[[], Any]) -> Any:
+    token = _inside.set(operation)
+    try:
+        with span:
+            return call()
+    finally:
+        _inside.reset(token)
+
+
+async def _awaited(span: AbstractContextManager[object], operation: str, result: Awaitable[Any]) -> Any:
+    token = _inside.set(operation)
+    try:
+        with span:
+            return await result
+    finally:
+        _inside.reset(token)
+
+
+def _wrap_submission(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _graph_to_futures(self: Client, *args: Any, **kwargs: Any) -> Any:
+        listener = _listener(self)
+        annotation = None
+        if listener is not None:
+            try:
+                annotation = listener.submission(_inside.get())
+            except Exception:
+                listener.guard.fault("_graph_to_futures")
+        if annotation is None:
+            return original(self, *args, **kwargs)
+        with dask.annotate(**{ANNOTATION: annotation}):
+            return original(self, *args, **kwargs)
+
+    return _graph_to_futures

@@ -1,0 +1,209 @@
+"""The scheduler's seam: graphs, tasks and workers of a `distributed.Scheduler`, as calls to a listener.
+
+Rules
+-----
+1. A submission's context is taken out of its annotations before the scheduler sees them: no task pays for it, and
+   ``TaskState.annotations`` is no carrier (P2P writes into it).
+2. What a task's worker must know is added in ``_task_to_msg``, through which both ways of sending pass.
+3. `transition` is called six or seven times a task: it returns at once unless a task becomes active or stops being so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Hashable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from dask_otel.computations import Activated
+from dask_otel.guard import Guard
+from dask_otel.seam import ANNOTATION, METRIC, TOPIC, Wraps
+
+if TYPE_CHECKING:
+    from distributed import Scheduler
+    from distributed.scheduler import TaskState, WorkerState
+
+ACTIVE = frozenset(("waiting", "processing", "queued", "no-worker"))
+#: How the stimulus begins with which an attempt that ended makes its task run again.
+_RETRIED = ("task-erred", "execute-unknown-error", "reschedule", "task-finished")
+
+
+class Submission(NamedTuple):
+    """A graph that arrived: its stimulus, its client, what the client's annotation held."""
+
+    stimulus_id: str
+    client: str
+    annotation: object
+
+
+class Listener(Protocol):
+    """What the scheduler's shell must offer."""
+
+    def graph_received(self, submission: Submission) -> object: ...
+
+    def graph_created(self, stimulus_id: str, computation_id: str, client: str) -> None: ...
+
+    def graph_measured(self, stimulus_id: str, metrics: dict[str, float], failed: bool) -> None: ...
+
+    def graph_finished(self, graph: object) -> None: ...
+
+    def task_activated(self, activated: Activated) -> None: ...
+
+    def task_deactivated(self, key: Hashable, start: str, finish: str, retried: bool) -> None: ...
+
+    def result_released(self, key: Hashable) -> None: ...
+
+    def dispatched(self, key: Hashable, run_id: int, address: str) -> object: ...
+
+    def worker_told(self, address: str, message: dict[str, Any]) -> None: ...
+
+
+class SchedulerSeam:
+    """Hooks on one scheduler."""
+
+    def __init__(self, scheduler: Scheduler, listener: Listener, guard: Guard) -> None:
+        self._scheduler = scheduler
+        self._listener = listener
+        self._guard = guard
+        self._wraps = Wraps()
+        self._numbers = itertools.count()
+        #: States of workers, also of those that are being removed: their last heartbeat is asked for then.
+        self._workers: dict[str, WorkerState] = dict(scheduler.workers)
+
+    def install(self) -> None:
+        """Wrap the scheduler's methods."""
+        scheduler = self._scheduler
+        handlers = scheduler.stream_handlers
+        self._wraps.entry(handlers, "update-graph", self._wrap_update_graph(handlers["update-graph"]))
+        self._wraps.attribute(scheduler, "_task_to_msg", self._wrap_task_to_msg(scheduler._task_to_msg))
+
+    def uninstall(self) -> None:
+        """Put everything back."""
+        self._wraps.undo()
+
+    # -- what is asked of the scheduler -------------------------------------------------------------------------
+    def running(self) -> dict[str, str]:
+        """Workers that run dask-otel by their own account: address and version."""
+        return {a: ws.metrics[METRIC] for a, ws in self._scheduler.workers.items() if METRIC in ws.metrics}
+
+    def alive(self, address: str) -> bool:
+        return address in self._scheduler.workers
+
+    def worker_name(self, address: str) -> str:
+        ws = self._workers.get(address)
+        return str(ws.name) if ws is not None else address
+
+    def started(self, address: str, keys: list[Hashable], now: float) -> dict[Hashable, float | None]:
+        """Which of ``keys`` ran on a worker that is lost, and since when: ``None`` where it can only be assumed.
+
+        The last heartbeat's word comes first; its free slots are filled by priority.
+        """
+        ws = self._workers.get(address)
+        if ws is None:
+            return {}
+        seen = {ts.key: ws.last_seen - duration for ts, duration in ws.executing.items()}
+        found: dict[Hashable, float | None] = {key: seen[key] for key in keys if key in seen}
+        tasks = self._scheduler.tasks
+        rest = [tasks[key] for key in keys if key not in found and key in tasks]
+        rest.sort(key=lambda ts: ts.priority or ())
+        for ts in rest[: max(0, ws.nthreads - len(found))]:
+            found[ts.key] = None
+        return found
+
+    # -- workers come and go ------------------------------------------------------------------------------------
+    def worker_added(self, address: str) -> None:
+        self._workers[address] = self._scheduler.workers[address]
+
+    def worker_removed(self, address: str) -> None:
+        if address not in self._scheduler.workers:
+            self._workers.pop(address, None)
+
+    # -- graphs -------------------------------------------------------------------------------------------------
+    def _wrap_update_graph(self, original: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        async def update_graph(
+            client: str, annotations: dict[str, Any] | None = None, stimulus_id: str | None = None, **kwargs: Any
+        ) -> None:
+            stimulus_id = stimulus_id or f"update-graph-{time.time()}-{next(self._numbers)}"
+            graph = None
+            try:
+                carried = annotations.pop(ANNOTATION, None) if annotations else None
+                graph = self._listener.graph_received(Submission(stimulus_id, client, carried))
+            except Exception:
+                self._guard.fault("update_graph")
+            try:
+                await original(client=client, annotations=annotations, stimulus_id=stimulus_id, **kwargs)
+            finally:
+                if graph is not None:
+                    try:
+                        self._listener.graph_finished(graph)
+                    except Exception:
+                        self._guard.fault("update_graph")
+
+        return update_graph
+
+    def graph_created(self, client: str, stimulus_id: str) -> None:
+        """The plugin's ``update_graph``: the transitions that follow with this stimulus are the graph's."""
+        computations = self._scheduler.computations
+        self._listener.graph_created(stimulus_id, str(computations[-1].id) if computations else "", client)
+
+    def event(self, topic: str, message: Any) -> None:
+        """The plugin's ``log_event``, which is called once for each topic of an event."""
+        if topic == TOPIC:
+            # Kept for nobody: the broker would remember up to 100,000 of them.
+            self._scheduler._broker.truncate(TOPIC)
+            self._listener.worker_told(message.get("worker", ""), message)
+        elif topic == "scheduler" and isinstance(message, dict) and message.get("action") == "update-graph":
+            self._listener.graph_measured(
+                message["stimulus_id"], message.get("metrics") or {}, message["status"] == "error"
+            )
+
+    # -- tasks --------------------------------------------------------------------------------------------------
+    def transition(self, key: Hashable, start: str, finish: str, stimulus_id: str) -> None:
+        """The plugin's ``transition``."""
+        was, is_ = start in ACTIVE, finish in ACTIVE
+        if was:
+            if not is_:
+                retried = finish == "released" and stimulus_id.startswith(_RETRIED)
+                self._listener.task_deactivated(key, start, finish, retried)
+        elif is_:
+            self._activated(self._scheduler.tasks[key], stimulus_id)
+        elif start == "memory" and finish == "released":
+            ts = self._scheduler.tasks[key]
+            if ts.waiters or ts.who_wants:
+                self._listener.result_released(key)
+
+    def _activated(self, ts: TaskState, stimulus_id: str) -> None:
+        span = ts.annotations.get("span") if ts.annotations else None
+        tags: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+        if span is not None and span["name"] != _DEFAULT:
+            tags = (span["name"], span["ids"])
+        self._listener.task_activated(
+            Activated(
+                ts.key,
+                stimulus_id,
+                ts.prefix.name,
+                ts.group.name,
+                tags,
+                (dependent.key for dependent in ts.dependents),
+                ts.run_id,
+            )
+        )
+
+    def _wrap_task_to_msg(self, original: Callable[[TaskState], dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        def _task_to_msg(ts: TaskState) -> dict[str, Any]:
+            msg = original(ts)
+            try:
+                worker = ts.processing_on
+                if worker is not None:
+                    handed = self._listener.dispatched(ts.key, ts.run_id, worker.address)
+                    if handed is not None:
+                        msg["annotations"] = {**msg["annotations"], ANNOTATION: handed}
+            except Exception:
+                self._guard.fault("_task_to_msg")
+            return msg
+
+        return _task_to_msg
+
+
+_DEFAULT = ("default",)
+

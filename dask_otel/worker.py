@@ -1,0 +1,248 @@
+"""The worker's shell: what the seam sees becomes records and sums, no more.
+
+Rules
+-----
+1. A hook reads, decides and emits; meaning lives in the models.
+2. Sums go to the scheduler in pieces, `FLUSH_AFTER` seconds after the first that is new, once for many tasks.
+3. What is live is made where it runs: the plugin pickles with settings only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Hashable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from distributed.diagnostics.plugin import WorkerPlugin
+from opentelemetry.context import Context
+
+from dask_otel import config, current, names, process, transfers
+from dask_otel.attempts import Attempt, Failure, Origin, failure_from_text, origin
+from dask_otel.guard import Guard
+from dask_otel.parents import GROUP, OFF, TASK, Handed, Parent, attempt_span_id, unpack
+from dask_otel.seam.transfers import Transfer
+from dask_otel.seam.worker import Ended, Run, WorkerSeam
+from dask_otel.settings import Settings
+from dask_otel.sums import Sums
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
+#: Seconds that sums wait for more of their kind.
+FLUSH_AFTER = 0.05
+#: Groups that are remembered between two flushes at least; more are forgotten when nothing of them waits.
+MAX_PLACES = 1_000
+
+_EMPTY = Context()
+
+
+class Place:
+    """One group's attempts on this worker."""
+
+    __slots__ = ("context", "handed", "origin", "parent", "sums")
+
+    def __init__(self, handed: Handed, made: Origin) -> None:
+        self.handed = handed
+        self.parent = handed.parent
+        self.origin = made
+        self.sums = Sums()
+
+
+class Traced:
+    """What is kept with a run: its place, what came with it, its ids, the span that its code writes on."""
+
+    __slots__ = ("handed", "place", "span", "span_id")
+
+    def __init__(self, place: Place, handed: Handed, span_id: bytes, span: current.TaskSpan | None) -> None:
+        self.place = place
+        self.handed = handed
+        self.span_id = span_id
+        self.span = span
+
+
+class WorkerTelemetry:
+    """dask-otel on one worker."""
+
+    def __init__(self, worker: Worker, settings: Settings, own_process: bool) -> None:
+        self.settings = settings
+        self.guard = Guard(f"worker {worker.address}")
+        self.outlet = process.Outlet(settings, "worker", worker.id, lambda: _resource(worker))
+        self.seam = WorkerSeam(worker, self, self.guard)
+        self._address = worker.address
+        self._name = str(worker.name)
+        self._own_process = own_process
+        self._loop = asyncio.get_running_loop()
+        self._places: dict[object, Place] = {}
+        self._waiting_sums: dict[bytes, Place] = {}
+        self._flushing = False
+        self._first = True
+        self.sending = False
+
+    # -- tasks ------------------------------------------------------------------------------------------------
+    def run_started(self, run: Run, annotation: object) -> Context | None:
+        """Find the task's context; remember what its end needs."""
+        if self._first:
+            self._start()
+        place, handed = self._place(annotation, run.key)
+        if place is None or handed is None:
+            return None
+        parent = place.parent
+        if parent.detail == OFF:
+            return current.group_context(parent)
+        if parent.detail < TASK or not self.sending:
+            run.listener = Traced(place, handed, b"", None)
+            return current.group_context(parent)
+        span_id = attempt_span_id(parent.computation_id, run.run_id)
+        context, span = current.context_of(parent, span_id)
+        run.listener = Traced(place, handed, span_id, span)
+        return context
+
+    def _start(self) -> None:
+        """The first task: whoever sets a provider has had the time to."""
+        self._first = False
+        if self._own_process:
+            self.outlet.set_global_provider()
+        self.sending = self.outlet.sending
+        if not self.sending and not self.settings.disabled:
+            process.say_once(config.explain())
+
+    def _place(self, annotation: object, key: Hashable) -> tuple[Place | None, Handed | None]:
+        if type(annotation) is bytes:
+            place = self._places.get(annotation)
+            if place is not None:
+                return place, place.handed
+        handed = unpack(annotation)
+        if handed is None:
+            return None, None
+        identity: object = annotation if type(annotation) is bytes else handed.parent
+        place = self._places.get(identity)
+        if place is None:
+            place = self._places[identity] = self._new_place(handed, key)
+        return place, handed
+
+    def _new_place(self, handed: Handed, key: Hashable) -> Place:
+        if len(self._places) >= MAX_PLACES:
+            self._places.clear()
+        seam = self.seam
+        return Place(handed, origin(handed.parent, seam.prefix(key), seam.group_name(key), self._address, self._name))
+
+    def run_ended(self, run: Run, ended: Ended) -> None:
+        """Add to the sums, record the attempt."""
+        traced: Traced = run.listener
+        place = traced.place
+        sums = place.sums
+        sums.add(ended.outcome, ended.end - run.start, ended.amounts, ended.size)
+        if traced.span is not None:
+            self.outlet.emit(self._attempt(run, ended, traced))
+            sums.emitted += 1
+        if place.parent.group_id not in self._waiting_sums:
+            self._waiting_sums[place.parent.group_id] = place
+            if not self._flushing:
+                self._flushing = True
+                self._loop.call_later(FLUSH_AFTER, self.flush_sums)
+
+    def _attempt(self, run: Run, ended: Ended, traced: Traced) -> Attempt:
+        span, posts, handed = traced.span, run.posts, traced.handed
+        assert span is not None
+        waiting, ready = run.waiting, run.ready
+        return Attempt(
+            traced.place.origin,
+            run.key,
+            traced.span_id,
+            handed.attempt,
+            handed.previous,
+            handed.cause,
+            run.start,
+            ended.end,
+            ended.outcome,
+            ended.amounts,
+            tuple(posts),
+            tuple(posts.moments),
+            run.shift,
+            ended.compute,
+            ended.size,
+            ended.type,
+            ready - waiting if ready is not None and waiting is not None else None,
+            max(0.0, run.start - ready) if ready is not None else None,
+            max(0.0, ended.end - run.seceded) if run.seceded is not None else None,
+            ended.thread,
+            self.seam.clock_offset(),
+            _failure(ended, span),
+            span.end_task(),
+        )
+
+    def flush_sums(self) -> None:
+        """Tell the scheduler what is new."""
+        self._flushing = False
+        try:
+            waiting, self._waiting_sums = self._waiting_sums, {}
+            groups = []
+            for group_id, place in waiting.items():
+                sums, place.sums = place.sums, Sums()
+                groups.append([group_id, sums.to_wire()])
+            if groups:
+                self.seam.tell_scheduler({"groups": groups})
+        except Exception:
+            self.guard.fault("flush_sums")
+
+    # -- data -------------------------------------------------------------------------------------------------
+    def transfer_started(self, transfer: Transfer, waiting: Iterator[tuple[object, int]], alone: bool) -> str:
+        """Find the computation that waits the most urgently."""
+        if self._first:
+            self._start()
+        if not self.sending:
+            return ""
+        handed = ((unpack(annotation), run_id) for annotation, run_id in waiting)
+        traced = [(found.parent, run_id) for found, run_id in handed if found and found.parent.detail > OFF]
+        context = transfers.context_of_transfer(traced, alone, process.new_span_id, self._new_root)
+        transfer.listener = context
+        return context.fragment if context is not None else ""
+
+    def _new_root(self) -> Parent | None:
+        trace_id = process.new_trace_id()
+        decision = process.decide(self.outlet.sampler, trace_id, names.GATHER_DEP, 3)
+        if not decision.sampled:
+            return None
+        return Parent(trace_id, b"", b"", 1 | process.FLAGS, GROUP, False, decision.trace_state)
+
+    def transfer_ended(self, transfer: Transfer) -> None:
+        """Tell it."""
+        self.outlet.emit(transfers.gather_dep_span(transfer.listener, transfer, self.seam.clock_offset()))
+
+    def sent(self, fragment: str, keys: int, size: int, start: float, end: float, outcome: str) -> None:
+        """Tell the sending side of a transfer that another worker traces."""
+        if self._first:
+            self._start()
+        span = transfers.get_data_span(
+            fragment, process.new_span_id(), keys, size, start, end, outcome, self.seam.clock_offset()
+        )
+        if span is not None and self.sending:
+            self.outlet.emit(span)
+
+    def spilled(self, start: float, end: float, size: int, count: int, annotations: list[tuple[object, int]]) -> None:
+        """Tell an episode of spilling that was long enough to be felt."""
+        if end - start < transfers.SHORTEST_SPILL or not self.sending:
+            return
+        root = self._new_root()
+        if root is None:
+            return
+        running = [found.parent for annotation, _ in annotations if (found := unpack(annotation)) is not None]
+        span_id = process.new_span_id()
+        self.outlet.emit(
+            transfers.spill_span(root, span_id, running, start, end, size, count, self.seam.clock_offset())
+        )
+
+
+def _failure(ended: Ended, span: current.TaskSpan) -> Failure | None:
+    if ended.outcome != names.FAILED:
+        return None
+    return span.failure or failure_from_text(ended.exception_text or "", ended.traceback_text)
+
+
+def _resource(worker: Worker) -> dict[str, Any]:
+    return {
+        names.WORKER_NAME: str(worker.name),
+        names.WORKER_ADDRESS: worker.address,
+        names.CLUSTER_ID: getattr(worker, "_otel_cluster_id", None),
+    }
