@@ -19,7 +19,8 @@ CONFIG = Path(__file__).parents[2] / "collector-config"
 def running(otelcol: str, file: str, log: Path, **settings: str) -> Iterator[str]:
     """The OTLP/HTTP URL of a Collector that runs on `file` with `settings` in its environment.
 
-    It is stopped in the ordinary way at the end, so that what it holds is sent or written; `log` has what it said.
+    It is stopped in the ordinary way at the end, so that what it holds is sent or written; `log` has what it
+    said.
     """
     grpc, http, health = free_addresses(3)
     env = os.environ | {

@@ -1,4 +1,4 @@
-"""Fixtures that say where the real backends listen. `.ci/with-backends COMMAND` starts them and sets the variables."""
+"""Fixtures that say where the real backends listen, for tests run under `.ci/with-backends COMMAND`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VARIABLES = {
 
 
 def backend(name: str) -> str:
-    """The URL or path of a backend. Without it the test is skipped, or fails where the backends are required."""
+    """The URL or path of a backend; without it the test is skipped, or fails where backends are required."""
     value = os.environ.get(VARIABLES[name])
     if value:
         return value

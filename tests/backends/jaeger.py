@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A span as Jaeger gives it. What it keeps as tags of its own making (kind, status) is taken out of the tags."""
+    """A span as Jaeger gives it; kind and status, which it keeps as tags, are fields here."""
 
     name: str
     service: str
@@ -38,7 +38,10 @@ def services(api: str) -> list[str]:
 
 
 def trace(api: str, trace_id: str | int) -> list[Span]:
-    """All spans of a trace by start; none if Jaeger does not know it. `trace_id` is a number or 32 hex digits."""
+    """All spans of a trace by start; none if Jaeger does not know it.
+
+    `trace_id` is a number, as OpenTelemetry's API has it, or 32 hex digits.
+    """
     if isinstance(trace_id, int):
         trace_id = f"{trace_id:032x}"
     try:

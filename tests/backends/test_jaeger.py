@@ -27,7 +27,7 @@ def grpc(url: str) -> SpanExporter:
 
 
 class HandMade:
-    """A request to a shop that asks a warehouse; both ends of its life at full microseconds, as Jaeger keeps them."""
+    """A shop's request and what a warehouse did for it, at full microseconds, which is what Jaeger keeps."""
 
     def __init__(self) -> None:
         self.start = time.time_ns() // SECOND * SECOND
@@ -156,7 +156,7 @@ def test_an_unknown_trace_is_empty(jaeger_api):
 
 def test_waiting_in_vain_says_what_had_arrived(jaeger_api):
     with pytest.raises(TimeoutError, match="is not as expected after 0 s; Jaeger has:\nnothing"):
-        wait_for_trace(jaeger_api, 0xFFFE, lambda spans: bool(spans), timeout=0)
+        wait_for_trace(jaeger_api, 0xFFFE, bool, timeout=0)
 
 
 def test_a_tree_shows_orphans_and_what_is_below_a_repeated_id_once():

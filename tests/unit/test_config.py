@@ -14,10 +14,16 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import dask_otel
 from dask_otel import config
 from dask_otel.config import explain, load
 from dask_otel.settings import Otlp, Settings
 
+#: The package without what its ``__init__`` imports, for a new process.
+ALONE = (
+    "import sys, types; package = types.ModuleType('dask_otel'); "
+    f"package.__path__ = {dask_otel.__path__!r}; sys.modules['dask_otel'] = package; "
+)
 DEFAULTS = yaml.safe_load(config.DEFAULTS.read_text())
 SCHEMA = yaml.safe_load(config.SCHEMA.read_text())
 
@@ -204,7 +210,7 @@ def test_dasks_environment_variables_work_in_a_new_process():
 
 
 def test_reading_it_imports_no_sdk():
-    code = "import dask_otel.config, sys; print([m for m in sys.modules if m.startswith('opentelemetry')])"
+    code = f"{ALONE}import dask_otel.config; print([m for m in sys.modules if m.startswith('opentelemetry')])"
     environ = {"PYTHONPATH": ":".join(sys.path)}
     out = subprocess.run(
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True

@@ -7,10 +7,11 @@ import sys
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import sampling as sdk
 from opentelemetry.context import attach, detach
+from opentelemetry.sdk.trace import sampling as sdk
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, TraceFlags, TraceState
 
+import dask_otel
 from dask_otel.carried import Decision
 from dask_otel.environment import SAMPLERS
 from dask_otel.records import CLIENT, CONSUMER, INTERNAL, PRODUCER, SERVER
@@ -18,6 +19,12 @@ from dask_otel.sampling import RootSampler, make
 from dask_otel.settings import Sampler
 
 LOW, HIGH = 1, 2**64 - 1  # ids that a ratio of a half takes, and leaves
+
+#: The package without what its ``__init__`` imports, for a new process.
+ALONE = (
+    "import sys, types; package = types.ModuleType('dask_otel'); "
+    f"package.__path__ = {dask_otel.__path__!r}; sys.modules['dask_otel'] = package; "
+)
 
 FAKE = """
 from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
@@ -197,7 +204,7 @@ def test_a_provider_gets_the_same_sampler(name, description):
 def test_an_sdk_that_cannot_be_imported_counts_as_the_default():
     """The SDK raises when it is imported while this variable is wrong (1.45.2)."""
     code = (
-        "from dask_otel.sampling import *; from dask_otel.settings import Sampler;"
+        f"{ALONE}from dask_otel.sampling import RootSampler; from dask_otel.settings import Sampler;"
         "print(RootSampler(Sampler('always_off')).decide(1, 'n', 1, {}, None))"
     )
     environ = {"PYTHONPATH": ":".join(sys.path), "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "many"}

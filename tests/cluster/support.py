@@ -1,0 +1,109 @@
+"""A real cluster whose telemetry comes to a receiver in this process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import dask_otel
+from dask_otel import names, process
+from dask_otel.receiver import Receiver
+from dask_otel.tree import Received, outline
+from distributed import Client, LocalCluster
+
+#: A deadline (s) that is only reached when something is broken.
+DEADLINE = 30
+
+
+class Traced:
+    """A client of a cluster that is traced."""
+
+    def __init__(self, client: Client, cluster: LocalCluster | None, receiver: Receiver) -> None:
+        self.client = client
+        self.cluster = cluster
+        self.receiver = receiver
+
+    def spans(self) -> list[Received]:
+        """Everything that was sent, once all servers have sent what they have."""
+        assert dask_otel.flush(self.client, DEADLINE)
+        return self.receiver.spans()
+
+    def traces(self) -> dict[bytes, list[Received]]:
+        """The same by trace id, oldest trace first."""
+        found: dict[bytes, list[Received]] = {}
+        for received in sorted(self.spans(), key=lambda r: r.span.start):
+            found.setdefault(received.span.trace_id, []).append(received)
+        return found
+
+    def trace(self) -> list[Received]:
+        """The spans of the only trace that has a computation (spills and moved replicas are traces of their own)."""
+        traces = [t for t in self.traces().values() if any(r.span.name == names.COMPUTATION for r in t)]
+        assert len(traces) == 1, "\n\n".join(map(outline, traces))
+        return traces[0]
+
+    def outline(self) -> str:
+        """The structure of the only trace, transfers left out: where data goes is Dask's choice."""
+        return outline(without_transfers(self.trace()))
+
+
+def without_transfers(spans: list[Received]) -> list[Received]:
+    """The spans without those of transfers."""
+    return [r for r in spans if attributes(r).get(names.OPERATION) != names.OP_TRANSFER]
+
+
+def attributes(received: Received) -> dict[str, Any]:
+    """All attributes of a span."""
+    return dict(received.span.common + received.span.attributes)
+
+
+def named(spans: list[Received], name: str) -> list[Received]:
+    """The spans of one name, in the order of their starts."""
+    return sorted((r for r in spans if r.span.name == name), key=lambda r: r.span.start)
+
+
+def tasks(spans: list[Received], prefix: str) -> list[Received]:
+    """The attempts of the tasks of a prefix, in the order of their starts."""
+    return [r for r in named(spans, prefix) if attributes(r).get(names.OPERATION) == names.OP_TASK]
+
+
+@contextmanager
+def traced_cluster(receiver: Receiver, *, n_workers: int = 2, threads: int = 1, **kwargs: Any) -> Iterator[Traced]:
+    """A LocalCluster of processes under nannies, dask-otel enabled by its client."""
+    kwargs = {"processes": True, "dashboard_address": ":0", "silence_logs": logging.CRITICAL, **kwargs}
+    with (
+        LocalCluster(n_workers=n_workers, threads_per_worker=threads, **kwargs) as cluster,
+        Client(cluster) as client,
+    ):
+        dask_otel.enable(client)
+        yield Traced(client, cluster, receiver)
+        dask_otel.disable(client)
+
+
+class Once:
+    """Fails the first ``times`` times that it is called for a key, in whatever process.
+
+    Examples: ``client.submit(once, 3, retries=2)``.
+    """
+
+    def __init__(self, folder: Path, times: int = 1, error: Callable[[], BaseException] = lambda: ValueError("boom")):
+        self.folder = str(folder)
+        self.times = times
+        self.error = error
+        self.__name__ = "once"
+
+    def __call__(self, x: Any) -> Any:
+        for n in range(self.times):
+            try:
+                (Path(self.folder) / f"{n}").touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            raise self.error()
+        return x
+
+
+def close_pipelines() -> None:
+    """Let go of this process's pipelines, so that the next test starts its own."""
+    process.close(1.5)
