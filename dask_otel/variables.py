@@ -34,8 +34,8 @@ def masked(text: str) -> str:
     >>> masked("https://user:secret@collector:4318/v1/traces?token=secret")
     'https://***@collector:4318/v1/traces?***'
     """
-    # Greedy up to the last "@": a password may hold any character.
-    text = re.sub(r"(?s)^([A-Za-z][A-Za-z0-9+.-]*://)?.*@", r"\1***@", text)
+    # Greedy up to the last "@": a password may hold any character, and a slip may put it before the scheme.
+    text = re.sub(r"(?is)^(https?://)?.*@", r"\1***@", text)
     return re.sub(r"(?s)[?#].*", "?***", text)
 
 

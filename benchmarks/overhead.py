@@ -1,0 +1,176 @@
+"""What dask-otel costs: CPU per task with it, as a ratio to the same run without it.
+
+Two clusters stand side by side, one with dask-otel that sends to a receiver in another process, one without. The
+same graph runs on one, then on the other, the order changing from round to round; what is counted is the CPU time of
+the scheduler's process, of the workers' processes and of all of them with the client, from before the graph is
+submitted until everything is sent. Medians over the rounds' ratios, with the quartiles.
+
+    python benchmarks/overhead.py --tasks 2000 --rounds 15
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import dask
+import psutil
+from distributed import Client, wait
+
+SINK = """
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200); self.send_header("content-length", "0"); self.end_headers()
+    def log_message(self, *args): pass
+server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_address[1], flush=True)
+server.serve_forever()
+"""
+
+
+def inc(x: int) -> int:
+    return x + 1
+
+
+def add(*xs: int) -> int:
+    return sum(xs)
+
+
+@contextmanager
+def process(*command: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
+    started = subprocess.Popen(
+        [sys.executable, *command],
+        env={**os.environ, **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        yield started
+    finally:
+        started.terminate()
+        started.wait(10)
+
+
+class Cluster:
+    """A scheduler and workers, each a process of its own, and a client of them in this one."""
+
+    def __init__(self, stack: ExitStack, folder: Path, name: str, workers: int, endpoint: str | None) -> None:
+        self.name = name
+        file = folder / f"{name}.json"
+        preload = ["--preload", "dask_otel"] if endpoint else []
+        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint} if endpoint else {}
+        common = ["--scheduler-file", str(file), "--no-dashboard"]
+        scheduler = stack.enter_context(
+            process("-m", "dask", "scheduler", *common, "--port", "0", *preload, **environ)
+        )
+        while not file.exists():
+            time.sleep(0.05)
+        self.workers = [
+            psutil.Process(
+                stack.enter_context(
+                    process(
+                        "-m", "dask", "worker", *common, "--no-nanny", "--nthreads", "1", *preload, **environ
+                    )
+                ).pid
+            )
+            for _ in range(workers)
+        ]
+        self.scheduler = psutil.Process(scheduler.pid)
+        self.client = stack.enter_context(Client(scheduler_file=str(file), set_as_default=False))
+        self.client.wait_for_workers(workers)
+
+    def cpu(self) -> tuple[float, float, float]:
+        """Seconds of the scheduler, of the workers, of this process."""
+        return (
+            seconds(self.scheduler),
+            sum(map(seconds, self.workers)),
+            seconds(psutil.Process()),
+        )
+
+    def run(self, tasks: int, settle: float) -> tuple[float, float, float]:
+        """CPU seconds that one graph takes of the scheduler, of the workers, and of all with the client."""
+        leaves = [dask.delayed(inc, pure=False)(i) for i in range(tasks)]
+        while len(leaves) > 1:
+            leaves = [dask.delayed(add, pure=False)(*leaves[i : i + 8]) for i in range(0, len(leaves), 8)]
+        before = self.cpu()
+        future = self.client.compute(leaves[0])
+        wait(future)
+        assert future.result() == tasks * (tasks + 1) // 2
+        del future
+        time.sleep(settle)
+        scheduler, workers, client = (b - a for a, b in zip(before, self.cpu(), strict=True))
+        return scheduler, workers, scheduler + workers + client
+
+
+def seconds(of: psutil.Process) -> float:
+    times = of.cpu_times()
+    return times.user + times.system
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--settle", type=float, default=2.5, help="seconds after each graph until all is sent")
+    arguments = parser.parse_args()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        sink = stack.enter_context(process("-c", SINK))
+        assert sink.stdout is not None
+        endpoint = f"http://127.0.0.1:{sink.stdout.readline().strip()}"
+        os.environ.setdefault("OTEL_BSP_SCHEDULE_DELAY", "1000")
+        without = Cluster(stack, folder, "without", arguments.workers, None)
+        with_ = Cluster(stack, folder, "with", arguments.workers, endpoint)
+        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = endpoint
+        from dask_otel.turning_on import instrument_client
+
+        instrument_client(with_.client)
+        report(measure(without, with_, arguments), arguments)
+
+
+def measure(
+    without: Cluster, with_: Cluster, arguments: argparse.Namespace
+) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
+    rounds = []
+    for number in range(arguments.rounds + 1):
+        order = (without, with_) if number % 2 else (with_, without)
+        taken = {cluster.name: cluster.run(arguments.tasks, arguments.settle) for cluster in order}
+        if number:  # The first warms up.
+            rounds.append((taken["without"], taken["with"]))
+            print(".", end="", flush=True)
+    print()
+    return rounds
+
+
+def report(rounds: list[tuple[tuple[float, ...], tuple[float, ...]]], arguments: argparse.Namespace) -> None:
+    tasks = arguments.tasks + sum(1 for _ in reductions(arguments.tasks))
+    print(f"{tasks} tasks a graph, {arguments.workers} workers, {len(rounds)} rounds of each, alternating\n")
+    print(f"{'CPU of':<12}{'without, ms/task':>18}{'with':>10}{'added µs':>10}{'ratio':>9}{'quartiles':>18}")
+    for index, name in enumerate(("scheduler", "workers", "everything")):
+        ratios = [b[index] / a[index] for a, b in rounds]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        a, b = (statistics.median(side[index] for side in sides) / tasks * 1e3 for sides in zip(*rounds, strict=True))
+        print(f"{name:<12}{a:>18.3f}{b:>10.3f}{(b - a) * 1e3:>10.1f}{middle:>9.3f}{low:>10.3f} – {high:.3f}")
+
+
+def reductions(tasks: int) -> Iterator[int]:
+    while tasks > 1:
+        tasks = -(-tasks // 8)
+        yield from range(tasks)
+
+
+if __name__ == "__main__":
+    main()
