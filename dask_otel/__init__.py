@@ -4,6 +4,7 @@ Turn it on by ``--preload dask_otel`` on ``dask scheduler`` and ``dask worker``,
 by ``opentelemetry-instrument``; say where telemetry goes by OpenTelemetry's own variables.
 """
 
+from dask_otel import sdk_import  # noqa: F401  # First: what follows imports the SDK.
 from dask_otel.turning_on import dask_setup, dask_teardown, disable, enable, flush
 from dask_otel.version import __version__
 

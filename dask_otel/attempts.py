@@ -135,9 +135,6 @@ def _task_span(attempt: Attempt) -> Span:
     written = attempt.written or Written()
     failure = attempt.failure
     failed = attempt.outcome in (names.FAILED, names.LOST)
-    events = written.events
-    if failure is not None and failure.message and not any(e.name == names.EXCEPTION_EVENT for e in events):
-        events += (_exception_event(failure, int(attempt.end * _NS)),)
     links = written.links
     if attempt.previous:
         links = (Link(parent.trace_id, attempt.previous, parent.flags | IS_REMOTE_KNOWN),) + links
@@ -153,8 +150,8 @@ def _task_span(attempt: Attempt) -> Span:
         int(attempt.start * _NS),
         int(attempt.end * _NS),
         attempt.origin.common,
-        tuple(_task_attributes(attempt)) + written.attributes,
-        events,
+        merged(attempt.origin.common, tuple(_task_attributes(attempt)), written.attributes),
+        exception_events(failure, written, int(attempt.end * _NS)),
         links,
         status,
         (failure.message if failed and failure else written.message) if status == ERROR else "",
@@ -187,6 +184,23 @@ def _task_attributes(attempt: Attempt) -> Iterator[tuple[str, Value]]:
     if abs(attempt.offset) > 1e-3:
         yield names.CLOCK_OFFSET, attempt.offset
     yield from amount_attributes(attempt.amounts)
+
+
+def merged(common: Attributes, ours: Attributes, written: Attributes) -> Attributes:
+    """``ours`` and what the user's code wrote, no key twice: the user's come first, but for Dask's own names.
+
+    Examples
+    --------
+    >>> ours = (("thread.id", 1), ("dask.task.key", "x"))
+    >>> merged((), ours, (("thread.id", 2), ("dask.task.key", "y"), ("rows", 3)))
+    (('dask.task.key', 'x'), ('thread.id', 2), ('rows', 3))
+    """
+    if not written:
+        return ours
+    kept = {key for key, _ in common + ours if key.startswith("dask.")}
+    theirs = tuple([pair for pair in written if pair[0] not in kept])
+    replaced = {key for key, _ in theirs}
+    return tuple([pair for pair in ours if pair[0] not in replaced]) + theirs
 
 
 def amount_attributes(amounts: Sequence[tuple[Hashable, float, str]]) -> list[tuple[str, Value]]:
@@ -263,14 +277,25 @@ def activity_span_id(task_span_id: bytes, number: int) -> bytes:
     return (z or 1).to_bytes(8, "big")
 
 
-def _exception_event(failure: Failure, moment: int) -> Event:
+def _tells(event: Event, failure: Failure) -> bool:
+    if event.name != names.EXCEPTION_EVENT:
+        return False
+    told = dict(event.attributes)
+    return (told.get(names.EXCEPTION_TYPE), told.get(names.EXCEPTION_MESSAGE)) == (failure.type, failure.message)
+
+
+def exception_events(failure: Failure | None, written: Written, moment: int) -> tuple[Event, ...]:
+    """The user's events, and the exception that ended it all unless the user recorded that (``moment`` in ns)."""
+    events = written.events
+    if failure is None or any(_tells(event, failure) for event in events):
+        return events
     attributes: list[tuple[str, Value]] = [
         (names.EXCEPTION_TYPE, failure.type),
         (names.EXCEPTION_MESSAGE, failure.message),
     ]
     if failure.stacktrace:
         attributes.append((names.EXCEPTION_STACKTRACE, failure.stacktrace))
-    return Event(names.EXCEPTION_EVENT, moment, tuple(attributes))
+    return (*events, Event(names.EXCEPTION_EVENT, moment, tuple(attributes)))
 
 
 _CLASS_IN_REPR = re.compile(r"\s*([A-Za-z_][\w.]*)\s*[(<:]")

@@ -211,6 +211,11 @@ def class_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
+def failure_of(exception: BaseException) -> Failure:
+    """An exception as text."""
+    return Failure(class_name(type(exception)), message(exception), stacktrace(exception))
+
+
 def message(exception: BaseException) -> str:
     """What an exception says, also where its ``__str__`` raises."""
     try:

@@ -18,21 +18,23 @@ from dataclasses import replace
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace import Span as SdkSpan
-from opentelemetry.sdk.trace.sampling import Sampler as SdkSampler
 
 from dask_otel import config, names, resource, sampling
 from dask_otel.export.pipeline import Pipeline
 from dask_otel.export.queue import Emitter
 from dask_otel.export.readable import from_readable
 from dask_otel.records import RANDOM, Scope, Span, Value
-from dask_otel.settings import Settings
+from dask_otel.settings import Limits, Settings
 from dask_otel.version import __version__
 
 logger = logging.getLogger("dask_otel")
 
 SCOPE = Scope(names.SCOPE, __version__, names.SCHEMA_URL)
+
+#: Attributes of a resource that tell one service from another.
+_WHO = (names.SERVICE_NAME, names.SERVICE_INSTANCE_ID)
 
 _lock = threading.Lock()
 _pipelines: dict[tuple[Settings, int | None], Pipeline] = {}
@@ -55,7 +57,9 @@ def settings_for_server(shipped: Settings | None) -> Settings:
     for complaint in own.complaints:
         say_once("%s", complaint, level=logging.WARNING)
     if shipped is not None and not own.exporters and not own.disabled:
-        return shipped
+        # Where to send is the client's word; who sends is not: the client's name would merge the roles.
+        named = tuple(pair for pair in shipped.resource if pair[0] not in _WHO)
+        return replace(shipped, service_name=own.service_name, resource=own.resource or named)
     return own
 
 
@@ -79,6 +83,7 @@ def application_provider() -> TracerProvider | None:
 
 def pipeline_for(settings: Settings, provider: TracerProvider | None = None) -> Pipeline:
     """The process's pipeline for these settings; with ``provider`` it feeds that provider's processors instead."""
+    settings = replace(settings, complaints=())
     key = (settings, id(provider) if provider else None)
     with _lock:
         found = _pipelines.get(key)
@@ -168,7 +173,8 @@ class Outlet:
             pipeline = pipeline_for(self.settings)
             self._provider = OwnProvider(
                 resource=resource.to_sdk(attributes),
-                sampler=_sdk_sampler(self.settings),
+                sampler=sampling.make(self.settings.sampler),
+                span_limits=_span_limits(self.settings.limits),
                 shutdown_on_exit=False,
             )
             self._provider.add_span_processor(
@@ -226,8 +232,22 @@ class _Forward(SpanProcessor):
         return flush(timeout_millis / 1000)
 
 
-def _sdk_sampler(settings: Settings) -> SdkSampler:
-    return sampling.make(settings.sampler)
+def _span_limits(limits: Limits) -> SpanLimits:
+    """The SDK's object with every limit given: it would read the environment, and raise, for one that is not."""
+
+    def given(limit: int | None) -> int:
+        return SpanLimits.UNSET if limit is None else limit
+
+    return SpanLimits(
+        max_attributes=given(limits.attributes),
+        max_events=given(limits.events),
+        max_links=given(limits.links),
+        max_span_attributes=given(limits.attributes),
+        max_event_attributes=given(limits.event_attributes),
+        max_link_attributes=given(limits.link_attributes),
+        max_attribute_length=given(limits.nested_attribute_length),
+        max_span_attribute_length=given(limits.attribute_length),
+    )
 
 
 def decide(sampler: sampling.RootSampler, trace_id: bytes, name: str, kind: int) -> sampling.Decision:

@@ -9,12 +9,13 @@ Rules
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from dask_otel import names
-from dask_otel.tree import Received, Spans
+from dask_otel.forest import Spans, cut, received
 
 __all__ = ["activity_table", "thread_seconds"]
 
@@ -42,12 +43,11 @@ def thread_seconds(spans: Spans) -> dict[str, dict[str, float]]:
 
 
 def _amounts(spans: Spans) -> Iterator[tuple[str, str, float]]:
-    for item in spans:
-        span = item.span if isinstance(item, Received) else item
-        attributes = dict(span.common + span.attributes)
+    for item in received(spans):
+        attributes = dict(item.span.common + item.span.attributes)
         if attributes.get(names.OPERATION) != names.OP_TASK:
             continue
-        prefix = str(attributes.get(names.TASK_PREFIX, span.name))
+        prefix = str(attributes.get(names.TASK_PREFIX, item.span.name))
         for key, value in attributes.items():
             if (
                 key.startswith(names.ACTIVITY_AMOUNT)
@@ -82,7 +82,7 @@ def activity_table(spans: Spans, *, width: int = 100) -> str:
         rest = named[shown:]
         more = [(f"({len(rest)} more)", rest)] if rest else []
         lines = _lines(seconds, [(name, [name]) for name in named[:shown]] + more + last)
-        if len(lines[0]) <= width:
+        if max(map(len, lines)) <= width:
             break
     return "\n".join(lines)
 
@@ -93,14 +93,35 @@ def _sum(seconds: Seconds, labels: Sequence[str]) -> float:
 
 def _lines(seconds: Seconds, columns: Sequence[tuple[str, list[str]]]) -> list[str]:
     order = sorted(seconds, key=lambda prefix: (-sum(seconds[prefix].values()), prefix))
-    table = [["prefix", *(heading for heading, _ in columns)]]
-    table += [[prefix, *(_cell([seconds[prefix]], labels) for _, labels in columns)] for prefix in order]
+    table = [
+        [cut(prefix, 24), *(_cell([seconds[prefix]], labels) for _, labels in columns)] for prefix in order
+    ]
     table += [["total", *(_cell(seconds.values(), labels) for _, labels in columns)]]
+    table = _headings([heading for heading, _ in columns]) + table
     first, *others = (max(map(len, column)) for column in zip(*table, strict=True))
     return [
-        f"{prefix:{first}}{''.join(f'  {cell:>{size}}' for cell, size in zip(cells, others, strict=True))}"
+        f"{prefix:{first}}{''.join(f'  {cell:>{size}}' for cell, size in zip(cells, others, strict=True))}".rstrip()
         for prefix, *cells in table
     ]
+
+
+def _headings(headings: Sequence[str]) -> list[list[str]]:
+    """Rows of headings: long ones are broken after hyphens, so that their columns stay narrow."""
+    broken = [_broken(heading) for heading in headings]
+    height = max(map(len, broken))
+    filled = [[""] * (height - len(parts)) + parts for parts in broken]
+    return [
+        ["prefix" if row == height - 1 else "", *(parts[row] for parts in filled)] for row in range(height)
+    ]
+
+
+def _broken(heading: str, most: int = 10) -> list[str]:
+    parts = [""]
+    for part in re.findall(r"[^-]*-|[^-]+$", heading):
+        if parts[-1] and len(parts[-1] + part) > most:
+            parts.append("")
+        parts[-1] += part
+    return parts
 
 
 def _cell(rows: Iterable[Mapping[str, float]], labels: Sequence[str]) -> str:

@@ -3,60 +3,28 @@
 Rules
 -----
 1. Standard library, `records` and `names` only: text comes out, nothing is printed.
-2. No span is left out: what is folded is counted, what lacks its parent stands under a line that says so, and a
-   span that was sent twice is there twice.
-3. `outline` depends on names, parents, outcomes and attempts alone: no id, time, order of arrival or process.
+2. `outline` depends on names, parents, outcomes and attempts alone: no id, time, order of arrival or process.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from dask_otel import names
-from dask_otel.records import ERROR, Span, Value
+from dask_otel.forest import Node, Received, Spans, cut, fold, marks, prune, received, roots, wrong
 
 __all__ = ["Received", "Spans", "duration", "outline", "tree"]
 
 
-class Received(NamedTuple):
-    """A span and who sent it: its resource, the name and version of its scope."""
-
-    resource: dict[str, Value]
-    scope: tuple[str, str]
-    span: Span
-
-
-#: What can be shown: spans alone, or with who sent them.
-Spans: TypeAlias = Iterable["Span | Received"]
-
-
-@dataclass(slots=True)
-class _Node:
-    """A line: one span, several that were folded, or none where a parent is not there."""
-
-    items: list[Received] = field(default_factory=list)
-    children: list[_Node] = field(default_factory=list)
-    missing: bytes = b""
-    folded: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.items[0].span.name if self.items else "(parent not received)"
-
-    @property
-    def start(self) -> int:
-        return min(item.span.start for item in self.items or [n.items[0] for n in self.children])
-
-
-def tree(spans: Spans, *, fold: int = 3, width: int = 100) -> str:
+def tree(spans: Spans, *, most: int = 3, width: int = 100, floor: int = 0) -> str:
     """The spans as a tree with durations, who sent them, and what went wrong; the first to start stand first.
 
-    More than `fold` siblings of one name, kind and outcome, with the same wrong below them if anything, are one
+    More than `most` siblings of one name, kind and outcome, with the same wrong below them if anything, are one
     line: their number, the shortest and the longest, and the sum. What is below them is summed up in the same way.
+    Activities, and phases of a graph's update, that last less than `floor` nanoseconds in sum are only counted.
     Several traces stand one below the other, each under its id.
 
     Examples
@@ -71,12 +39,18 @@ def tree(spans: Spans, *, fold: int = 3, width: int = 100) -> str:
     └─ lost      1 ns
     """
     traces: defaultdict[bytes, list[Received]] = defaultdict(list)
-    for item in _received(spans):
+    for item in received(spans):
         traces[item.span.trace_id].append(item)
     rows: list[_Row] = []
+    pruned = 0
     for trace_id, items in sorted(traces.items(), key=lambda pair: min(item.span.start for item in pair[1])):
+        nodes = fold(roots(items), most)
+        pruned += prune(nodes, floor)
         rows += [_Row(f"trace {trace_id.hex()}")] if len(traces) > 1 else []
-        rows += _rows(_folded(_roots(items), fold))
+        rows += _rows(nodes)
+    rows += (
+        [_Row(f"({pruned} spans not shown: activities and phases below {duration(floor)})")] if pruned else []
+    )
     return "\n".join(_aligned(rows, width))
 
 
@@ -100,7 +74,7 @@ def outline(spans: Spans) -> str:
       inc [attempt 2]
       inc [failed]
     """
-    return "\n".join(_outlined(_roots(list(_received(spans)))))
+    return "\n".join(_outlined(roots(list(received(spans)))))
 
 
 def duration(nanoseconds: int) -> str:
@@ -123,59 +97,19 @@ def duration(nanoseconds: int) -> str:
     return f"{nanoseconds} ns"
 
 
-# -- from spans to nodes -----------------------------------------------------------------------------------------
-
-
-def _received(spans: Spans) -> Iterator[Received]:
-    for item in spans:
-        yield item if isinstance(item, Received) else Received({}, ("", ""), item)
-
-
-def _roots(items: list[Received]) -> list[_Node]:
-    nodes = [_Node([item]) for item in items]
-    first: dict[tuple[bytes, bytes], _Node] = {}
-    for node in nodes:
-        first.setdefault((node.items[0].span.trace_id, node.items[0].span.span_id), node)
-    roots: list[_Node] = []
-    missing: dict[tuple[bytes, bytes], _Node] = {}
-    for node in nodes:
-        span = node.items[0].span
-        parent = first.get((span.trace_id, span.parent_id))
-        if not span.parent_id:
-            roots.append(node)
-        elif parent is None or parent is node:
-            missing.setdefault(
-                (span.trace_id, span.parent_id), _Node(missing=span.parent_id)
-            ).children.append(node)
-        else:
-            parent.children.append(node)
-    return roots + list(missing.values())
-
-
-def _marks(span: Span) -> list[str]:
-    """What is out of the ordinary about a span."""
-    attributes = dict(span.common + span.attributes)
-    outcome = attributes.get(names.OUTCOME, attributes.get(names.TRANSFER_OUTCOME))
-    attempt = attributes.get(names.ATTEMPT, 1)
-    marks = [] if outcome in (None, names.SUCCESS) else [str(outcome)]
-    if span.status == ERROR and not marks:
-        marks = ["error"]
-    return marks if attempt == 1 else [*marks, f"attempt {attempt}"]
-
-
 # -- the outline -------------------------------------------------------------------------------------------------
 
 
-def _outlined(nodes: Sequence[_Node]) -> Iterator[str]:
+def _outlined(nodes: Sequence[Node]) -> Iterator[str]:
     for (_, head, below), equal in groupby(sorted(_block(node) for node in nodes)):
         times = len(list(equal))
         yield f"{head} ×{times}" if times > 1 else head
         yield from (f"  {line}" for line in below)
 
 
-def _block(node: _Node) -> tuple[str, str, tuple[str, ...]]:
-    marks = _marks(node.items[0].span) if node.items else []
-    head = f"{node.name} [{', '.join(marks)}]" if marks else node.name
+def _block(node: Node) -> tuple[str, str, tuple[str, ...]]:
+    found = marks(node.items[0].span) if node.items else []
+    head = f"{node.name} [{', '.join(found)}]" if found else node.name
     return node.name, head, tuple(_outlined(node.children))
 
 
@@ -183,52 +117,31 @@ def _block(node: _Node) -> tuple[str, str, tuple[str, ...]]:
 
 
 class _Row(NamedTuple):
-    label: str
+    """A line's columns; ``name`` may be cut for room, what follows it may not."""
+
+    name: str
+    after: str = ""
     lasted: str = ""
     sum: str = ""
     where: str = ""
-    wrong: str = ""
 
 
-def _folded(nodes: Sequence[_Node], fold: int) -> list[_Node]:
-    alike: defaultdict[object, list[_Node]] = defaultdict(list)
-    for node in nodes:
-        alike[node.missing or (node.name, node.items[0].span.kind, _trouble(node))].append(node)
-    result: list[_Node] = []
-    for group in alike.values():
-        if len(group) > fold and not group[0].missing:
-            below = [child for node in group for child in node.children]
-            # Fold 0: what is below several is told once for all of them, be it below one of them only.
-            result.append(_Node([node.items[0] for node in group], _folded(below, 0), folded=True))
-        else:
-            result += [_Node(node.items, _folded(node.children, fold), node.missing) for node in group]
-    return sorted(result, key=lambda node: (node.start, node.name))
-
-
-def _trouble(node: _Node) -> frozenset[tuple[str, str]]:
-    """What is wrong with a span and below it: only siblings that share it are told as one."""
-    wrong = _wrong(node.items[0].span)
-    here = {(node.name, wrong)} if wrong else set()
-    return frozenset(here.union(*map(_trouble, node.children)))
-
-
-def _rows(nodes: Sequence[_Node], indent: str = "", top: bool = True) -> Iterator[_Row]:
+def _rows(nodes: Sequence[Node], indent: str = "", top: bool = True) -> Iterator[_Row]:
     for node in nodes:
         last = node is nodes[-1]
         yield _row(node, "" if top else indent + ("└─ " if last else "├─ "))
         yield from _rows(node.children, "" if top else indent + ("   " if last else "│  "), top=False)
 
 
-def _row(node: _Node, indent: str) -> _Row:
+def _row(node: Node, indent: str) -> _Row:
     if not node.items:
         return _Row(f"{indent}(parent {node.missing.hex()} not received)")
-    where = _where(node.items)
-    lengths = [max(0, item.span.end - item.span.start) for item in node.items]
-    wrong = _wrong(node.items[0].span)
+    lengths, where, error = node.lengths, _where(node.items), wrong(node.items[0].span)
+    after = f" {error}" if error else ""
     if not node.folded:
-        return _Row(indent + node.name, duration(lengths[0]), "", where, wrong)
+        return _Row(indent + node.name, after, duration(lengths[0]), "", where)
     total = f"Σ {duration(sum(lengths))}"
-    return _Row(f"{indent}{node.name} ×{len(lengths)}", _range(lengths), total, where, wrong)
+    return _Row(indent + node.name, f" ×{len(lengths)}{after}", _range(lengths), total, where)
 
 
 def _range(lengths: list[int]) -> str:
@@ -246,28 +159,16 @@ def _where(items: list[Received]) -> str:
     return f"{service} {workers.pop() if len(workers) == 1 else ''}".strip()
 
 
-def _wrong(span: Span) -> str:
-    marks = _marks(span)
-    if span.status == ERROR:
-        marks = [f"✗ {_error_type(span)}", *(mark for mark in marks if mark not in ("error", names.FAILED))]
-    return ", ".join(marks)
-
-
-def _error_type(span: Span) -> str:
-    events = [dict(event.attributes).get(names.EXCEPTION_TYPE) for event in span.events]
-    known = [dict(span.common + span.attributes).get(names.ERROR_TYPE), *events, span.message, "error"]
-    return next(str(name) for name in known if name)
-
-
 def _aligned(rows: Sequence[_Row], width: int) -> Iterator[str]:
     timed = [row for row in rows if row.lasted]
-    label, lasted, *others = (
-        max((len(row[i]) for row in timed), default=0) for i in range(len(_Row._fields))
-    )
-    label = min(label, max(20, width - lasted - sum(2 + other for other in others if other) - 2))
+    lasted, total, where = (max((len(row[i]) for row in timed), default=0) for i in (2, 3, 4))
+    room = width - lasted - sum(2 + size for size in (total, where) if size) - 2
+    label = min(max((len(row.name + row.after) for row in timed), default=0), max(20, room))
     for row in rows:
-        name = row.label if len(row.label) <= label or not row.lasted else row.label[: label - 1] + "…"
-        cells = (
-            f"  {text:{side}{size}}" for text, side, size in zip(row[2:], "><<", others, strict=True) if size
-        )
-        yield f"{name:{label}}  {row.lasted:>{lasted}}{''.join(cells)}".rstrip()
+        cells = [f"{row.lasted:>{lasted}}"]
+        cells += [f"{row.sum:>{total}}"] if total else []
+        yield "  ".join([_cut(row, label), *cells, row.where]).rstrip()
+
+
+def _cut(row: _Row, size: int) -> str:
+    return (cut(row.name, size - len(row.after)) + row.after).ljust(size) if row.lasted else row.name

@@ -10,14 +10,14 @@ Rules
 from __future__ import annotations
 
 import asyncio
-import logging
+import time
 from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.plugin import WorkerPlugin
 from opentelemetry.context import Context
 
-from dask_otel import config, current, names, process, transfers
+from dask_otel import actors, config, current, names, process, submission, transfers
 from dask_otel.attempts import Attempt, Failure, Origin, failure_from_text, origin
 from dask_otel.guard import Guard
 from dask_otel.parents import GROUP, OFF, TASK, Handed, Parent, attempt_span_id, unpack
@@ -185,6 +185,31 @@ class WorkerTelemetry:
                 self.seam.tell_scheduler({"groups": groups})
         except Exception:
             self.guard.fault("flush_sums")
+
+    # -- actors -----------------------------------------------------------------------------------------------
+    def method_called(self, annotation: object, prefix: str, method: str) -> tuple[Context, object] | None:
+        """Begin the span of a method call below its caller's."""
+        if self._first:
+            self._start()
+        carried, _ = submission.unpack(annotation)
+        if carried is None:
+            return None
+        call = actors.begin(carried, process.new_span_id(), prefix, method, time.time())
+        if not (self.sending and call.parent.detail):
+            return current.group_context(call.parent), None
+        context, span = current.context_of(call.parent, call.span_id)
+        return context, (call, span)
+
+    def method_returned(self, call: object, error: BaseException | None) -> None:
+        """End it."""
+        if call is None:
+            return
+        begun, span = call  # type: ignore[misc]
+        failure = current.failure_of(error) if error is not None else None
+        worker = (self._address, self._name)
+        self.outlet.emit(
+            actors.span(begun, time.time(), failure, span.end_task(), worker, self.seam.clock_offset())
+        )
 
     # -- data -------------------------------------------------------------------------------------------------
     def transfer_started(self, transfer: Transfer, waiting: Iterator[tuple[object, int]], alone: bool) -> str:

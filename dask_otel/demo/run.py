@@ -6,6 +6,9 @@ Rules
 2. What is printed without an endpoint came over OTLP from every process, like anybody's.
 """
 
+# distributed's classes are typed in part only.
+# mypy: disallow-untyped-calls=False
+
 from __future__ import annotations
 
 import logging
@@ -21,7 +24,7 @@ import dask.config
 from distributed import Client, LocalCluster
 
 import dask_otel
-from dask_otel import config
+from dask_otel import config, names
 from dask_otel.demo import endpoints, texts
 from dask_otel.demo.endpoints import Target
 from dask_otel.demo.progress import Progress
@@ -99,7 +102,9 @@ def _cluster(size: Size, progress: Progress) -> Iterator[Client]:
             n_workers=size.workers,
             threads_per_worker=size.threads,
             processes=True,
-            dashboard_address=None,
+            # No dashboard, and a port that is free: 8787 may be another cluster's.
+            dashboard_address=":0",
+            scheduler_kwargs={"dashboard": False},
             # One of the tasks fails on purpose, and P2P logs what it does as warnings.
             silence_logs=logging.CRITICAL,
         )
@@ -115,11 +120,13 @@ def deliver(client: Client, root: Root, target: Target, timeout: float) -> bool:
 
 
 def _arrived(receiver: Receiver, root: Root, timeout: float) -> tuple[Sequence[Received], bool]:
-    """What came, as soon as nothing that others refer to is missing."""
+    """What came, as soon as it is of every role and nothing that others refer to is missing."""
 
     def complete(spans: list[Received]) -> bool:
         ids = {item.span.span_id for item in spans}
-        return root.span_id in ids and all(not s.span.parent_id or s.span.parent_id in ids for s in spans)
+        roles = {item.resource.get(names.ROLE) for item in spans}
+        parents = {item.span.parent_id for item in spans if item.span.parent_id}
+        return {root.span_id, *parents} <= ids and {"client", "scheduler", "worker"} <= roles
 
     try:
         return receiver.wait(complete, timeout), True

@@ -25,7 +25,8 @@ On a real cluster:  set OTEL_EXPORTER_OTLP_ENDPOINT for every process, then eith
 def shown(spans: Sequence[Received], trace_id: str, width: int) -> str:
     """The trace as a tree, where its thread-seconds went, what to do next."""
     own = [item for item in spans if item.span.trace_id.hex() == trace_id]
-    parts = [f"Trace {trace_id}, {len(own)} spans\n\n{tree(own, width=width)}"]
+    lasted = max(item.span.end for item in own) - min(item.span.start for item in own)
+    parts = [f"Trace {trace_id}, {len(own)} spans\n\n{tree(own, width=width, floor=lasted // 100)}"]
     if others := len(spans) - len(own):
         parts.append(f"{others} more spans are in traces of their own.")
     parts.append(f"Thread-seconds of tasks, by prefix and activity\n\n{activity_table(own, width=width)}")

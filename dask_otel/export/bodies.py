@@ -14,25 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from dask_otel.export.encode import Encoder, encode_resource, encode_scope
-from dask_otel.export.values import encode_pair
-from dask_otel.export.wire import Lengths, block, utf8
-from dask_otel.records import Attributes, Event, Link, Scope, Span
+from dask_otel.export.wire import block, utf8, varint
+from dask_otel.records import Attributes, Scope, Span
 
 #: Bytes that a body may have: 4 MiB less what frames may add.
 MAX_BODY = 4 * 2**20 - 1_024
 
-#: Bytes up to which an attribute, event or link stays in a span that is cut.
-_SMALL = 8_192
-
 #: Bytes by which tags and lengths around a block of spans may grow it.
 _AROUND = 32
-
-_Item = TypeVar("_Item", Event, Link)
-
-_span_opening = Lengths(b"\x12")
 
 
 class Source:
@@ -83,84 +75,39 @@ class Bodies:
         size = count = 0
         for source, spans in batch:
             room = self._limit - sum(map(len, source.encoded)) - _AROUND
-            for encoded in _portions(self._encode(spans, room), room):
-                wrapped = _wrap(source, encoded)
-                if blocks and size + len(wrapped) > self._limit:
+            for parts, length in _portions(self._encoder.spans(spans, self._failed, room), room):
+                opening, closing, around = _around(source, length)
+                if blocks and size + around + length > self._limit:
                     yield Body(b"".join(blocks), count)
                     blocks, size, count = [], 0, 0
-                blocks.append(wrapped)
-                size += len(wrapped)
-                count += len(encoded) // 2
+                blocks += opening, *parts, closing
+                size += around + length
+                count += len(parts) // 2
         if blocks:
-            yield Body(b"".join(blocks) if len(blocks) > 1 else blocks[0], count)
-
-    def _encode(self, spans: Iterable[Span], room: int) -> list[bytes]:
-        """The openings and bodies of spans, in turns."""
-        parts: list[bytes] = []
-        append, encode = parts.append, self._encoder.span
-        for span in spans:
-            try:
-                encoded = encode(span)
-                if len(encoded) > room:
-                    encoded = self._encode_cut(span, room)
-            except Exception as error:
-                self._failed(span, error)
-                continue
-            append(_span_opening[len(encoded)])
-            append(encoded)
-        return parts
-
-    def _encode_cut(self, span: Span, room: int) -> bytes:
-        encoded = self._encoder.span(cut(span))
-        if len(encoded) > room:
-            raise ValueError(f"{len(encoded)} bytes, without its large attributes, exceed a request's {room}")
-        return encoded
+            yield Body(b"".join(blocks), count)
 
 
-def cut(span: Span) -> Span:
-    """A span without what is large in it, which is counted as dropped."""
-    common, attributes = _small(span.common), _small(span.attributes)
-    events = tuple([_cut_item(event) for event in span.events if len(event.name) <= _SMALL])
-    lost = len(span.common) + len(span.attributes) - len(common) - len(attributes)
-    return span._replace(
-        common=common,
-        attributes=attributes,
-        events=events,
-        links=tuple([_cut_item(link) for link in span.links]),
-        dropped_attributes=span.dropped_attributes + lost,
-        dropped_events=span.dropped_events + len(span.events) - len(events),
-    )
-
-
-def _cut_item(item: _Item) -> _Item:
-    kept = _small(item.attributes)
-    dropped = item.dropped_attributes + len(item.attributes) - len(kept)
-    return item._replace(attributes=kept, dropped_attributes=dropped)
-
-
-def _small(attributes: Attributes) -> Attributes:
-    return tuple([pair for pair in attributes if len(encode_pair(b"", *pair)) <= _SMALL])
-
-
-def _portions(parts: list[bytes], room: int) -> Iterator[list[bytes]]:
-    """Parts that fit into a request each; mostly all of them."""
-    if sum(map(len, parts)) <= room:
-        yield from [parts] if parts else []
+def _portions(parts: list[bytes], room: int) -> Iterator[tuple[list[bytes], int]]:
+    """Parts that fit into a request each, and their bytes; mostly all of them."""
+    size = sum(map(len, parts))
+    if size <= room:
+        yield from [(parts, size)] if parts else []
         return
     portion: list[bytes] = []
     size = 0
     for opening, encoded in zip(parts[::2], parts[1::2], strict=True):
         length = len(opening) + len(encoded)
         if portion and size + length > room:
-            yield portion
+            yield portion, size
             portion, size = [], 0
         portion += opening, encoded
         size += length
-    yield portion
+    yield portion, size
 
 
-def _wrap(source: Source, parts: list[bytes]) -> bytes:
-    """A ResourceSpans message after its tag."""
+def _around(source: Source, length: int) -> tuple[bytes, bytes, int]:
+    """What stands before and after spans of this length to make a ResourceSpans of them, and its bytes."""
     resource, scope, schema = source.encoded
-    scope_spans = b"".join([scope, *parts, schema])
-    return block(b"\x0a", resource + block(b"\x12", scope_spans))
+    opening = resource + b"\x12" + varint(len(scope) + length + len(schema)) + scope
+    around = b"\x0a" + varint(len(opening) + length + len(schema)) + opening
+    return around, schema, len(around) + len(schema)

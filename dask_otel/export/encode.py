@@ -15,27 +15,30 @@ Source: opentelemetry/proto/trace/v1/trace.proto and common/v1/common.proto, v1.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from struct import Struct
-from typing import Any
+from typing import Any, TypeVar
 
+from dask_otel.export.cut import cut
 from dask_otel.export.values import encode_attributes, encode_pair
-from dask_otel.export.wire import block, utf8, varint
+from dask_otel.export.wire import Lengths, block, utf8, varint
 from dask_otel.records import Attributes, Event, Link, Scope, Span
 
-_MAX_HEADS = 4_096
-_MAX_KEYS = 4_096
-_MAX_PAIRS = 8_192
-#: Different values of one key after which no more of its values are kept: ids, keys of tasks.
-_MAX_VALUES = 512
-#: Bytes up to which an encoded attribute is kept.
-_MAX_KEPT = 256
+#: Names with their common attributes, and keys, that are remembered.
+_MAX_HEADS, _MAX_KEYS = 4_096, 512
+#: Values that are remembered of a key, and the length from which a string is not looked up: what is long (ids,
+#: keys of tasks) seldom comes again.
+_MAX_VALUES, _SHORT = 256, 32
 
 _double = Struct("<d").pack
 # trace_id, span_id, parent_span_id, start and end (fixed64), flags (field 16, fixed32), each after its tag.
 _root = Struct("<2s16s2s8sBQBQ2sI").pack
 _child = Struct("<2s16s2s8s2s8sBQBQ2sI").pack
 _link = Struct("<2s16s2s8sBI").pack
+_time = Struct("<BQ").pack
 
+_TRACE, _SPAN, _PARENT, _FLAGS = b"\n\x10", b"\x12\x08", b'"\x08', b"\x85\x01"
+_START, _END = 0x39, 0x41
 _SPAN_ATTRIBUTE, _EVENT_ATTRIBUTE, _LINK_ATTRIBUTE = b"\x4a", b"\x1a", b"\x22"
 
 
@@ -53,41 +56,82 @@ def encode_scope(scope: Scope) -> bytes:
     return name + version + encode_attributes(b"\x1a", scope.attributes)
 
 
-# -- spans ---------------------------------------------------------------------------------------------------
+# -- attributes of spans, remembered -------------------------------------------------------------------------
 
 
-class _Numbers(dict[str, bytes]):
-    """Everything of a span's float attribute but the float, by key; its length is always the same."""
+class _Openings(dict[int, bytes]):
+    """What stands before a value of some length in a key's attribute; ``lead`` is the AnyValue's own tag."""
 
-    def __missing__(self, key: str) -> bytes:
-        if len(self) >= _MAX_KEYS:
+    def __init__(self, key: str, lead: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._name = block(b"\x0a", utf8(key))
+        self._lead = lead
+
+    def __missing__(self, length: int) -> bytes:
+        if len(self) >= _MAX_VALUES:
             self.clear()
-        opening = self[key] = encode_pair(_SPAN_ATTRIBUTE, key, 0.0)[:-8]
+        lead = self._lead(length)
+        opening = self._name + b"\x12" + varint(len(lead) + length) + lead
+        opening = self[length] = _SPAN_ATTRIBUTE + varint(len(opening) + length) + opening
         return opening
 
 
-class _Pairs(dict[tuple[str, Any], bytes]):
-    """Whole attributes by key and value, for strings and integers of exactly these types.
+class _Strings(dict[str, bytes]):
+    """The attributes that one key makes with short strings; longer ones seldom repeat."""
 
-    A key with many different values is found out and its values are not kept, so that they do not push out
-    those that repeat.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, key: str) -> None:
         super().__init__()
-        self._values: dict[str, int] = {}
+        self.openings = _Openings(key, lambda length: b"\x0a" + varint(length))
 
-    def __missing__(self, pair: tuple[str, Any]) -> bytes:
-        key, value = pair
-        encoded = encode_pair(_SPAN_ATTRIBUTE, key, value)
-        seen = self._values.get(key, 0)
-        if seen < _MAX_VALUES and len(encoded) <= _MAX_KEPT:
-            if len(self) >= _MAX_PAIRS:
-                self.clear()
-                self._values.clear()
-            self._values[key] = seen + 1
-            self[pair] = encoded
+    def __missing__(self, value: str) -> bytes:
+        if len(self) >= _MAX_VALUES:
+            self.clear()
+        raw = utf8(value)
+        encoded = self[value] = self.openings[len(raw)] + raw
         return encoded
+
+
+class _Integers(dict[int, bytes]):
+    """The attributes that one key makes with integers."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self._key = key
+        self._openings = _Openings(key, lambda length: b"\x18")
+
+    def __missing__(self, value: int) -> bytes:
+        if not -(2**63) <= value < 2**63:
+            return encode_pair(_SPAN_ATTRIBUTE, self._key, value)
+        raw = varint(value & 0xFFFF_FFFF_FFFF_FFFF)
+        if len(self) >= _MAX_VALUES:
+            self.clear()
+        encoded = self[value] = self._openings[len(raw)] + raw
+        return encoded
+
+
+def _float_opening(key: str) -> bytes:
+    """Everything of a key's attribute but the float: its length is always the same."""
+    return encode_pair(_SPAN_ATTRIBUTE, key, 0.0)[:-8]
+
+
+_Kept = TypeVar("_Kept")
+
+
+class _ByKey(dict[str, _Kept]):
+    """Something for each key."""
+
+    def __init__(self, make: Callable[[str], _Kept]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, key: str) -> _Kept:
+        if len(self) >= _MAX_KEYS:
+            self.clear()
+        made = self[key] = self._make(key if type(key) is str else str(key))
+        return made
+
+
+# -- spans ---------------------------------------------------------------------------------------------------
 
 
 class Encoder:
@@ -103,8 +147,9 @@ class Encoder:
 
     def __init__(self) -> None:
         self._heads: dict[tuple[str, int, int], tuple[bytes, Attributes]] = {}
-        self._numbers = _Numbers()
-        self._pairs = _Pairs()
+        self._floats = _ByKey(_float_opening)
+        self._strings = _ByKey(_Strings)
+        self._integers = _ByKey(_Integers)
 
     def span(self, span: Span) -> bytes:
         """A Span message; an end before the start is written as the start.
@@ -115,67 +160,95 @@ class Encoder:
             The span cannot be encoded: an id of a wrong length, a number out of range, a value whose
             ``str()`` fails.
         """
-        (name, kind, trace_id, span_id, parent_id, flags, trace_state, start, end, common, attributes) = span[
-            :11
-        ]
-        # By identity, since equality would take (("a", 1),) for (("a", True),). The entry keeps its tuple
-        # alive, hence no other one can have its id.
-        head = self._heads.get((name, kind, id(common))) or self._head(name, kind, common)
-        parts = [_fixed(trace_id, span_id, parent_id, start, end, flags), head[0]]
-        append, numbers, pairs = parts.append, self._numbers, self._pairs
-        for pair in attributes:
-            value = pair[1]
-            exact = type(value)
-            if exact is float:
-                append(numbers[pair[0]])
-                append(_double(value))
-            elif exact is str or exact is int:
-                append(pairs[pair])
-            else:
-                append(encode_pair(_SPAN_ATTRIBUTE, pair[0], value))
-        if trace_state or span[11:] != _NOTHING_MORE:
-            append(_rest(span))
-        return b"".join(parts)
+        return self.spans([span], _raise)[1]
+
+    def spans(
+        self, spans: Iterable[Span], failed: Callable[[Span, Exception], object], room: int = 2**63
+    ) -> list[bytes]:
+        """The spans as fields of ScopeSpans, each in two parts: its tag and length, and its message.
+
+        Parameters
+        ----------
+        spans : iterable of Span
+        failed : callable
+            Called with a span that cannot be encoded and the reason; it is left out.
+        room : int
+            Bytes that a message may have. One that has more is cut.
+        """
+        parts: list[bytes] = []
+        put, join, double = parts.append, b"".join, _double
+        heads, floats, strings, integers = self._heads, self._floats, self._strings, self._integers
+        value: Any
+        # One long loop and indices for names: a call costs as much as an attribute does.
+        for span in spans:
+            try:
+                name, kind, trace_id, span_id, parent_id, flags, _, start, end, common, attributes = span[:11]
+                if len(trace_id) != 16 or len(span_id) != 8 or (parent_id and len(parent_id) != 8):
+                    raise ValueError(f"ids {trace_id!r}, {span_id!r}, {parent_id!r} not of 16, 8 and 8 bytes")
+                if type(start) is not int or type(end) is not int:
+                    start, end = int(start), int(end)
+                if end < start:
+                    end = start
+                # By identity, since equality would take (("a", 1),) for (("a", True),). The entry keeps its
+                # tuple alive, hence no other one can have its id.
+                head = heads.get((name, kind, id(common))) or self._head(name, kind, common)
+                # fmt: off
+                if parent_id:
+                    pieces = [_child(_TRACE, trace_id, _SPAN, span_id, _PARENT, parent_id,
+                                     _START, start, _END, end, _FLAGS, flags), head[0]]
+                else:
+                    pieces = [_root(_TRACE, trace_id, _SPAN, span_id,
+                                    _START, start, _END, end, _FLAGS, flags), head[0]]
+                # fmt: on
+                append = pieces.append
+                for key, value in attributes:
+                    exact = type(value)
+                    if exact is float:
+                        append(floats[key])
+                        append(double(value))
+                    elif exact is str:
+                        if len(value) < _SHORT:
+                            append(strings[key][value])
+                        else:
+                            raw = value.encode("utf-8", "replace")
+                            append(strings[key].openings[len(raw)])
+                            append(raw)
+                    elif exact is int:
+                        append(integers[key][value])
+                    else:
+                        append(encode_pair(_SPAN_ATTRIBUTE, key, value))
+                if span[6] or span[11:] != _NOTHING_MORE:
+                    append(_rest(span))
+                message = join(pieces)
+                if len(message) > room:
+                    message = self._cut(span, room)
+                put(_opening[len(message)])
+                put(message)
+            except Exception as error:
+                failed(span, error)
+        return parts
 
     def _head(self, name: str, kind: int, common: Attributes) -> tuple[bytes, Attributes]:
         if len(self._heads) >= _MAX_HEADS:
             self._heads.clear()
-        encoded = (
-            block(b"\x2a", utf8(name)) + b"\x30" + varint(kind) + encode_attributes(_SPAN_ATTRIBUTE, common)
-        )
+        encoded = block(b"\x2a", utf8(name)) + b"\x30" + varint(kind)
+        encoded += encode_attributes(_SPAN_ATTRIBUTE, common)
         head = self._heads[name, kind, id(common)] = encoded, common
         return head
 
+    def _cut(self, span: Span, room: int) -> bytes:
+        message = self.span(cut(span))
+        if len(message) > room:
+            raise ValueError(f"{len(message)} bytes, without what is large in it, exceed a request's {room}")
+        return message
+
 
 _NOTHING_MORE = Span("", 0, b"", b"")[11:]
+_opening = Lengths(b"\x12")
 
 
-def _fixed(trace_id: bytes, span_id: bytes, parent_id: bytes, start: int, end: int, flags: int) -> bytes:
-    """The fields of constant length."""
-    if len(trace_id) != 16 or len(span_id) != 8:
-        raise ValueError(f"trace id {trace_id!r} and span id {span_id!r} must be of 16 and 8 bytes")
-    if type(start) is not int or type(end) is not int:
-        start, end = int(start), int(end)
-    if end < start:
-        end = start
-    if not parent_id:
-        return _root(b"\n\x10", trace_id, b"\x12\x08", span_id, 0x39, start, 0x41, end, b"\x85\x01", flags)
-    if len(parent_id) != 8:
-        raise ValueError(f"parent id {parent_id!r} must be of 8 bytes, or empty")
-    return _child(
-        b"\n\x10",
-        trace_id,
-        b"\x12\x08",
-        span_id,
-        b'"\x08',
-        parent_id,
-        0x39,
-        start,
-        0x41,
-        end,
-        b"\x85\x01",
-        flags,
-    )
+def _raise(span: Span, error: Exception) -> None:
+    raise error
 
 
 def _rest(span: Span) -> bytes:
@@ -201,7 +274,7 @@ def _status(code: int, message: str) -> bytes:
 
 
 def _event(event: Event) -> bytes:
-    time = Struct("<BQ").pack(0x09, int(event.time))
+    time = _time(0x09, int(event.time))
     attributes = encode_attributes(_EVENT_ATTRIBUTE, event.attributes)
     return time + block(b"\x12", utf8(event.name)) + attributes + _count(b"\x20", event.dropped_attributes)
 

@@ -32,8 +32,8 @@ from dask_otel.settings import Otlp
 
 _RETRYABLE = frozenset({429, 502, 503, 504})
 
-#: Level 1 costs a third less than the default for a tenth more bytes; the second argument is gzip's header.
-_WINDOW = {"gzip": 31, "deflate": 15}
+#: zlib's number for 32 kB of window after a header of each kind.
+_WINDOWS = {"gzip": 31, "deflate": 15}
 
 
 class HttpSender:
@@ -52,7 +52,7 @@ class HttpSender:
         if self._url.scheme not in ("http", "https") or not self._url.hostname:
             raise ValueError("the OTLP endpoint must be a URL such as http://localhost:4318/v1/traces")
         self._timeout = otlp.timeout
-        self._window = _WINDOW.get(otlp.compression)
+        self._compression = otlp.compression
         self._tls = tls_context(otlp) if self._url.scheme == "https" else None
         self._proxy = proxy_for(otlp.endpoint)
         self._headers = request_headers(otlp, self._url)
@@ -67,7 +67,7 @@ class HttpSender:
         """Send one request and wait for its answer."""
         with self._sending:
             try:
-                return self._send(_compress(body, self._window) if self._window else body)
+                return self._send(compress(body, self._compression))
             finally:
                 if self._closed:
                     self._drop()
@@ -208,8 +208,11 @@ def retry_after(header: str | None, now: float) -> float:
         return 0.0
 
 
-def _compress(body: bytes, window: int) -> bytes:
-    compressor = zlib.compressobj(1, zlib.DEFLATED, window, 9)
+def compress(body: bytes, compression: str) -> bytes:
+    """A body as it is sent, at level 1: the default takes a third more CPU for a tenth fewer bytes."""
+    if compression not in _WINDOWS:
+        return body
+    compressor = zlib.compressobj(1, zlib.DEFLATED, _WINDOWS[compression], 9)
     return compressor.compress(body) + compressor.flush()
 
 

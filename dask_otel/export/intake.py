@@ -35,13 +35,11 @@ class Intake:
     def batch(self, most: int) -> list[tuple[Source, list[Span]]]:
         """The oldest spans, about ``most``: an item is not torn apart."""
         groups: dict[Source, list[Span]] = {}
-        entries = self._line.entries
-        taken = 0
+        entries, taken, last = self._line.entries, 0, None
         while entries and taken < most:
             source, item, weight = entries.popleft()
-            spans = groups.get(source)
-            if spans is None:
-                spans = groups[source] = []
+            if source is not last:
+                last, spans = source, groups.setdefault(source, [])
             if type(item) is Span:
                 spans.append(item)
                 taken += 1

@@ -22,7 +22,7 @@ from distributed import Client
 from dask_otel import names
 from dask_otel.guard import Guard
 from dask_otel.records import CLIENT, PRODUCER
-from dask_otel.seam import ANNOTATION, Wraps
+from dask_otel.seam import ANNOTATION, Wraps, actors
 
 _inside: ContextVar[str] = ContextVar("dask_otel_operation", default="")
 
@@ -96,6 +96,7 @@ def _install() -> None:
     for method, name, operation, kind in _CALLS:
         _wraps.attribute(Client, method, _wrap_call(getattr(Client, method), name, operation, kind))
     _wraps.attribute(Client, "_graph_to_futures", _wrap_submission(Client._graph_to_futures))
+    actors.install_callers(_wraps)
 
 
 def _uninstall() -> None:

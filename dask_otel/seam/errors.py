@@ -12,8 +12,7 @@ from typing import Any
 import distributed.worker
 from opentelemetry.trace import get_current_span
 
-from dask_otel.attempts import Failure
-from dask_otel.current import TaskSpan, class_name, message, stacktrace
+from dask_otel.current import TaskSpan, failure_of
 from dask_otel.seam import Wraps
 
 _wraps = Wraps()
@@ -46,4 +45,4 @@ def uninstall() -> None:
 def _note(e: BaseException) -> None:
     span = get_current_span()
     if isinstance(span, TaskSpan) and span.failure is None:
-        span.failure = Failure(class_name(type(e)), message(e), stacktrace(e))
+        span.failure = failure_of(e)

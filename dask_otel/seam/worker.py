@@ -22,7 +22,7 @@ from opentelemetry.context import Context, attach, detach
 
 from dask_otel import names
 from dask_otel.guard import Guard
-from dask_otel.seam import ANNOTATION, METRIC, TOPIC, Wraps, errors
+from dask_otel.seam import ANNOTATION, METRIC, TOPIC, Wraps, actors, errors
 from dask_otel.seam.transfers import Listener as TransferListener
 from dask_otel.seam.transfers import TransferSeam
 from dask_otel.version import __version__
@@ -100,7 +100,7 @@ class Ended:
         self.traceback_text = ""
 
 
-class Listener(TransferListener, Protocol):
+class Listener(TransferListener, actors.Listener, Protocol):
     """What the worker's shell must offer."""
 
     def run_started(self, run: Run, annotation: object) -> Context | None:
@@ -144,6 +144,7 @@ class WorkerSeam:
         self._wraps.attribute(worker, "_finalize_metrics", self._wrap_finalize(worker._finalize_metrics))
         self._transfers.install()
         errors.install()
+        actors.install_worker(worker, self._listener, self._guard, self._wraps)
         worker.metrics[METRIC] = _running
 
     def uninstall(self) -> None:
@@ -151,6 +152,7 @@ class WorkerSeam:
         self._wraps.undo()
         self._transfers.uninstall()
         errors.uninstall()
+        actors.uninstall_worker(self._worker)
         self._worker.metrics.pop(METRIC, None)
 
     # -- what is asked of the worker --------------------------------------------------------------------------

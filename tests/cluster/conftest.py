@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -9,27 +8,21 @@ from typing import Any, Protocol
 import pytest
 from dask_otel.receiver import Receiver
 
-from tests.cluster.support import Traced, close_pipelines, traced_cluster
+from tests.cluster.support import Traced, clean, receiving, traced_cluster
 
 
 @pytest.fixture
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """No variable of OpenTelemetry's or ours, but those that a test sets."""
-    for name in list(os.environ):
-        if name.startswith(("OTEL_", "DASK_OTEL__", "TRACEPARENT", "TRACESTATE", "BAGGAGE")):
-            monkeypatch.delenv(name)
-    yield monkeypatch
-    close_pipelines()
+    with clean(monkeypatch):
+        yield monkeypatch
 
 
 @pytest.fixture
 def receiver(clean_environment: pytest.MonkeyPatch) -> Iterator[Receiver]:
     """An OTLP receiver, and the environment that makes this process and its children send to it."""
-    with Receiver() as receiver:
-        clean_environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
-        clean_environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+    with receiving(clean_environment) as receiver:
         yield receiver
-        close_pipelines()
 
 
 class MakeTraced(Protocol):
@@ -47,3 +40,21 @@ def traced(traced_cluster_of: MakeTraced) -> Iterator[Traced]:
     """A cluster of two workers with a thread each."""
     with traced_cluster_of() as traced:
         yield traced
+
+
+@pytest.fixture(scope="module")
+def cluster_of_module() -> Iterator[Traced]:
+    """A cluster of two workers with two threads each, for the tests of a module that leave nothing behind."""
+    with (
+        pytest.MonkeyPatch.context() as environment,
+        receiving(environment) as receiver,
+        traced_cluster(receiver, threads=2) as traced,
+    ):
+        yield traced
+
+
+@pytest.fixture
+def shared(cluster_of_module: Traced) -> Traced:
+    """The module's cluster, what tests did before forgotten."""
+    cluster_of_module.forget()
+    return cluster_of_module

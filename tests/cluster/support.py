@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import dask_otel
+import pytest
 from dask_otel import names, process
 from dask_otel.receiver import Receiver
 from dask_otel.tree import Received, outline
@@ -25,11 +30,17 @@ class Traced:
         self.client = client
         self.cluster = cluster
         self.receiver = receiver
+        self._forgotten = 0
+
+    def forget(self) -> None:
+        """From now on only what comes after: for tests that share a cluster."""
+        assert dask_otel.flush(self.client, DEADLINE)
+        self._forgotten = len(self.receiver.spans())
 
     def spans(self) -> list[Received]:
         """Everything that was sent, once all servers have sent what they have."""
         assert dask_otel.flush(self.client, DEADLINE)
-        return self.receiver.spans()
+        return self.receiver.spans()[self._forgotten :]
 
     def traces(self) -> dict[bytes, list[Received]]:
         """The same by trace id, oldest trace first."""
@@ -82,6 +93,34 @@ def traced_cluster(receiver: Receiver, *, n_workers: int = 2, threads: int = 1, 
         dask_otel.disable(client)
 
 
+@contextmanager
+def dask_processes(folder: Path, *, workers: int = 1, threads: int = 1, **environ: str) -> Iterator[str]:
+    """The address of a scheduler that was started, with its workers, from the command line with dask-otel preloaded.
+
+    ``environ`` is added to their environment.
+    """
+    file = folder / "scheduler.json"
+    common = ["--scheduler-file", str(file), "--host", "127.0.0.1", "--no-dashboard", "--preload", "dask_otel"]
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": root, **environ}
+    commands = [["scheduler", "--port", "0"], *[["worker", "--nthreads", str(threads)]] * workers]
+    processes = [
+        subprocess.Popen([sys.executable, "-m", "dask", *command, *common], env=environment, stderr=subprocess.DEVNULL)
+        for command in commands
+    ]
+    try:
+        wait_for(file)
+        with Client(scheduler_file=str(file), set_as_default=False) as client:
+            client.wait_for_workers(workers, timeout=DEADLINE)
+            address = client.scheduler.address
+        yield address
+    finally:
+        for process in processes[::-1]:
+            process.terminate()
+        for process in processes:
+            process.wait(DEADLINE)
+
+
 class Once:
     """Fails the first ``times`` times that it is called for a key, in whatever process.
 
@@ -104,6 +143,38 @@ class Once:
         return x
 
 
-def close_pipelines() -> None:
-    """Let go of this process's pipelines, so that the next test starts its own."""
-    process.close(1.5)
+@contextmanager
+def clean(environment: pytest.MonkeyPatch) -> Iterator[None]:
+    """No variable of OpenTelemetry's or ours, but those that a test sets; no pipeline of this process is left over."""
+    for name in list(os.environ):
+        if name.startswith(("OTEL_", "DASK_OTEL__", "TRACEPARENT", "TRACESTATE", "BAGGAGE")):
+            environment.delenv(name)
+    before = set(process._pipelines)
+    try:
+        yield
+    finally:
+        close_pipelines(before)
+
+
+@contextmanager
+def receiving(environment: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    """An OTLP receiver, and the environment that makes this process and its children send to it."""
+    with Receiver() as receiver, clean(environment):
+        environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+        environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        yield receiver
+
+
+def close_pipelines(but: Collection[object] = ()) -> None:
+    """Let go of this process's pipelines, so that the next test starts its own; those of a shared cluster stay."""
+    for key in [key for key in process._pipelines if key not in but]:
+        process._pipelines.pop(key).close(1.5)
+
+
+def wait_for(path: Path) -> None:
+    """Block, in a task, until a test has made a file."""
+    deadline = time.monotonic() + DEADLINE
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(path)
+        time.sleep(0.005)

@@ -26,10 +26,11 @@ def test_thread_seconds_are_told_by_prefix_and_activity_the_largest_first_and_ot
     ]
     assert activity_table(spans) == dedent(
         """\
-        prefix  thread-cpu  thread-noncpu  disk-write  other   total
-        load         0.750          1.250       0.125  9.000  11.125
-        inc          3.000                             0.062   3.062
-        total        3.750          1.250       0.125  9.062  14.188"""
+                            thread-
+        prefix  thread-cpu   noncpu  disk-write  other   total
+        load         0.750    1.250       0.125  9.000  11.125
+        inc          3.000                       0.062   3.062
+        total        3.750    1.250       0.125  9.062  14.188"""
     )
 
 
@@ -40,6 +41,20 @@ def test_activities_without_room_are_summed_up_and_counted() -> None:
         prefix  label-8  label-7  (7 more)  other   total
         inc       9.000    8.000    28.000  0.500  45.500
         total     9.000    8.000    28.000  0.500  45.500"""
+    )
+
+
+def test_long_prefixes_and_labels_leave_room_for_numbers() -> None:
+    spans = [
+        task("chunk-sum-aggregate-of-everything-there-is", p2p_get_output_noncpu=1.0, uninterruptible=2.0)
+    ]
+    assert activity_table(spans) == dedent(
+        """\
+                                                   p2p-get-
+                                                    output-
+        prefix                    uninterruptible    noncpu  total
+        chunk-sum-aggregate-of-…            2.000     1.000  3.000
+        total                               2.000     1.000  3.000"""
     )
 
 

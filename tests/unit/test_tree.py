@@ -75,8 +75,8 @@ def test_a_tree_shows_durations_who_sent_it_and_what_went_wrong_and_folds_what_i
               ├─ inc ×10           2.00–11.0 ms  Σ 65.0 ms  dask-worker
               │  ├─ compute ×10    1.00–10.0 ms  Σ 55.0 ms  dask-worker
               │  └─ disk-write ×1        500 µs   Σ 500 µs  dask-worker 1
-              ├─ inc                     750 µs             dask-worker 0   ✗ ValueError
-              └─ inc                    3.00 ms             dask-worker 1   attempt 2"""
+              ├─ inc ✗ ValueError        750 µs             dask-worker 0
+              └─ inc [attempt 2]        3.00 ms             dask-worker 1"""
     )
 
 
@@ -121,14 +121,14 @@ def test_up_to_the_limit_siblings_are_not_folded() -> None:
     root = spans.add("root", lasts=9)
     for i in range(3):
         spans.add("task", root, at=i)
-    assert tree(spans, fold=3) == dedent(
+    assert tree(spans, most=3) == dedent(
         """\
         root     9.00 ms
         ├─ task  1.00 ms
         ├─ task  1.00 ms
         └─ task  1.00 ms"""
     )
-    assert tree(spans, fold=2) == dedent(
+    assert tree(spans, most=2) == dedent(
         """\
         root        9.00 ms
         └─ task ×3  1.00 ms  Σ 3.00 ms"""
@@ -144,10 +144,10 @@ def test_what_went_wrong_alike_is_folded_apart_from_the_rest() -> None:
         spans.add("task", root, at=i + 10, **attempt(names.SUCCESS, 2))
     assert tree(spans) == dedent(
         """\
-        group       9.00 ms
-        ├─ task ×4  1.00 ms  Σ 4.00 ms
-        ├─ task ×4  1.00 ms  Σ 4.00 ms  rescheduled
-        └─ task ×4  1.00 ms  Σ 4.00 ms  attempt 2"""
+        group                     9.00 ms
+        ├─ task ×4                1.00 ms  Σ 4.00 ms
+        ├─ task ×4 [rescheduled]  1.00 ms  Σ 4.00 ms
+        └─ task ×4 [attempt 2]    1.00 ms  Σ 4.00 ms"""
     )
 
 
@@ -159,12 +159,52 @@ def test_a_task_below_which_something_is_wrong_is_told_apart() -> None:
         spans.add("GET", task, at=i, status=records.ERROR if i == 2 else records.UNSET, message="timeout")
     assert tree(spans) == dedent(
         """\
-        group         9.00 ms
-        ├─ task ×4    1.00 ms  Σ 4.00 ms
-        │  └─ GET ×4  1.00 ms  Σ 4.00 ms
-        └─ task       1.00 ms
-           └─ GET     1.00 ms             ✗ timeout"""
+        group                9.00 ms
+        ├─ task ×4           1.00 ms  Σ 4.00 ms
+        │  └─ GET ×4         1.00 ms  Σ 4.00 ms
+        └─ task              1.00 ms
+           └─ GET ✗ timeout  1.00 ms"""
     )
+
+
+def of(operation: str) -> dict[str, Any]:
+    return {"attributes": ((names.OPERATION, operation),)}
+
+
+def test_activities_and_phases_below_the_floor_are_only_counted() -> None:
+    spans = Spans()
+    update = spans.add(names.GRAPH_UPDATE, lasts=9, **of(names.OP_GRAPH))
+    spans.add(names.GRAPH_ORDER, update, lasts=5, **of(names.OP_GRAPH))
+    spans.add(names.GRAPH_INIT, update, lasts=1, **of(names.OP_GRAPH))
+    for i in range(4):
+        task = spans.add("task", at=i, lasts=0.5, **of(names.OP_TASK))
+        spans.add(
+            "long", spans.add("compute", task, lasts=1.5, **of(names.OP_ACTIVITY)), **of(names.OP_ACTIVITY)
+        )
+        outer = spans.add("executor", task, lasts=0.5, **of(names.OP_ACTIVITY))
+        spans.add("inner", outer, lasts=0.25, **of(names.OP_ACTIVITY))
+    within = spans.add("serialize", task, lasts=0.5, **of(names.OP_ACTIVITY))
+    spans.add("user code", within, lasts=0.5)
+    assert tree(spans, floor=3 * MS) == dedent(
+        """\
+        dask.graph.update    9.00 ms
+        └─ dask.graph.order  5.00 ms
+        task ×4               500 µs  Σ 2.00 ms
+        ├─ compute ×4        1.50 ms  Σ 6.00 ms
+        │  └─ long ×4        1.00 ms  Σ 4.00 ms
+        └─ serialize ×1       500 µs   Σ 500 µs
+           └─ user code ×1    500 µs   Σ 500 µs
+        (9 spans not shown: activities and phases below 3.00 ms)"""
+    )
+
+
+def test_a_group_stands_where_its_first_task_starts() -> None:
+    spans = Spans()
+    late = spans.add("late group", at=0, lasts=9, **of(names.OP_GROUP))
+    early = spans.add("early group", at=1, lasts=9, **of(names.OP_GROUP))
+    spans.add("late", late, at=5)
+    spans.add("early", early, at=4)
+    assert [line.split()[-4] for line in tree(spans).splitlines()][::2] == ["early", "late"]
 
 
 def test_spans_whose_parent_did_not_come_are_shown_below_a_line_that_says_so() -> None:
@@ -247,10 +287,10 @@ def test_names_that_are_too_long_for_the_width_are_cut() -> None:
             },
             "✗ OSError",
         ),
-        (attempt(names.LOST, 2, records.ERROR, names.WORKER_LOST), "✗ worker_lost, lost, attempt 2"),
-        (attempt(names.CANCELLED), "cancelled"),
-        ({"attributes": ((names.TRANSFER_OUTCOME, names.BUSY),)}, "busy"),
-        ({"common": ((names.OUTCOME, names.DISCARDED),)}, "discarded"),
+        (attempt(names.LOST, 2, records.ERROR, names.WORKER_LOST), "✗ worker_lost [lost, attempt 2]"),
+        (attempt(names.CANCELLED), "[cancelled]"),
+        ({"attributes": ((names.TRANSFER_OUTCOME, names.BUSY),)}, "[busy]"),
+        ({"common": ((names.OUTCOME, names.DISCARDED),)}, "[discarded]"),
         (attempt(names.SUCCESS), ""),
         ({"status": records.OK}, ""),
     ],
@@ -258,7 +298,7 @@ def test_names_that_are_too_long_for_the_width_are_cut() -> None:
 def test_what_is_out_of_the_ordinary_is_said(span: dict[str, Any], expected: str) -> None:
     spans = Spans()
     spans.add("it", **span)
-    assert tree(spans) == f"it  1.00 ms  {expected}".rstrip()
+    assert tree(spans) == f"{f'it {expected}'.rstrip()}  1.00 ms"
 
 
 def test_spans_of_several_services_do_not_name_one() -> None:
@@ -286,7 +326,7 @@ def test_a_range_names_a_shared_unit_once(shortest: float, longest: float, expec
     spans = Spans()
     spans.add("it", lasts=shortest)
     spans.add("it", lasts=longest)
-    assert tree(spans, fold=1).split("  ")[1] == expected
+    assert tree(spans, most=1).split("  ")[1] == expected
 
 
 def test_nothing_gives_nothing() -> None:
@@ -297,7 +337,7 @@ def test_a_span_that_ends_before_it_starts_lasts_no_time() -> None:
     spans = Spans()
     spans.add("it", lasts=-1)
     spans.add("it", lasts=-1)
-    assert tree(spans, fold=1) == "it ×2  0 ns  Σ 0 ns"
+    assert tree(spans, most=1) == "it ×2  0 ns  Σ 0 ns"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,691 @@
+"""What is current inside a task: its own span, below it what the client carried, never a stranger's context."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import dask
+import pytest
+from distributed import Client, get_client, get_worker, rejoin, secede
+from opentelemetry import context, propagate, trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+import dask_otel
+from dask_otel import names
+from dask_otel.records import ERROR, UNSET
+from dask_otel.receiver import Receiver
+from dask_otel.tree import Received, outline
+from tests.cluster.conftest import MakeTraced
+from tests.cluster.support import (
+    DEADLINE,
+    Traced,
+    attributes,
+    dask_processes,
+    named,
+    tasks,
+    wait_for,
+    without_transfers,
+)
+
+TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+INCOMING = {
+    "traceparent": f"00-{TRACE_ID}-{SPAN_ID}-01",
+    "tracestate": "congo=t61rcWkgMzE,rojo=00f067aa0ba902b7",
+    "baggage": "user=Zo%C3%AB%20L.,tier=gold",
+}
+UNSAMPLED = {**INCOMING, "traceparent": f"00-{TRACE_ID}-{SPAN_ID}-00"}
+NOWHERE: dict[str, str] = {}
+
+#: What another system's span looks like from here.
+ELSEWHERE = SpanContext(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, True, TraceFlags(1))
+
+
+# -- what runs inside tasks ----------------------------------------------------------------------------------------
+
+
+def inc(x: int) -> int:
+    return x + 1
+
+
+def add(*xs: int) -> int:
+    return sum(xs)
+
+
+def sent_on() -> dict[str, str]:
+    """The headers that an instrumented call from here would have."""
+    headers: dict[str, str] = {}
+    propagate.inject(headers)
+    return headers
+
+
+def observe(*inputs: object) -> dict[str, str]:
+    return sent_on()
+
+
+async def observe_async(*inputs: object) -> dict[str, str]:
+    await asyncio.sleep(0)
+    return sent_on()
+
+
+def span_of(headers: dict[str, str]) -> tuple[bytes, bytes]:
+    """Trace and span id of a ``traceparent``."""
+    _, trace_id, span_id, _ = headers["traceparent"].split("-")
+    return bytes.fromhex(trace_id), bytes.fromhex(span_id)
+
+
+def ids(received: Received) -> tuple[bytes, bytes]:
+    return received.span.trace_id, received.span.span_id
+
+
+def write() -> str:
+    span = trace.get_current_span()
+    assert span.is_recording()
+    span.set_attribute("rows", 3)
+    span.set_attributes({"complete": True, "columns": ["a", "b"]})
+    span.add_event("half way", {"rows": 1}, timestamp=1_700_000_000_000_000_000)
+    try:
+        raise LookupError("no such row")
+    except LookupError as error:
+        span.record_exception(error, {"handled": True})
+    span.add_link(ELSEWHERE, {"why": "continued"})
+    span.update_name("load orders")
+    span.set_status(Status(StatusCode.ERROR, "one row is missing"))
+    return sent_on()["traceparent"]
+
+
+async def write_async() -> str:
+    await asyncio.sleep(0)
+    return write()
+
+
+def instrumented(x: int) -> int:
+    """Code of a user's with spans of its own."""
+    tracer = trace.get_tracer("shop", "1.2")
+    with tracer.start_as_current_span("read", kind=SpanKind.CLIENT, attributes={"x": x}):
+        with tracer.start_as_current_span("parse"):
+            return x + 1
+
+
+async def instrumented_async(x: int) -> int:
+    tracer = trace.get_tracer("shop", "1.2")
+    with tracer.start_as_current_span("read", kind=SpanKind.CLIENT, attributes={"x": x}):
+        await asyncio.sleep(0)
+        with tracer.start_as_current_span("parse"):
+            await asyncio.sleep(0)
+            return x + 1
+
+
+# -- what a client does --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def attached(headers: dict[str, str]) -> Iterator[None]:
+    """A web server's handler: the caller's context is current."""
+    token = context.attach(propagate.extract(headers, context.Context()))
+    try:
+        yield
+    finally:
+        context.detach(token)
+
+
+@contextmanager
+def application(receiver: Receiver) -> Iterator[TracerProvider]:
+    """An application with a provider and an exporter of its own."""
+    provider = TracerProvider(resource=Resource({"service.name": "shop"}), shutdown_on_exit=False)
+    exporter = OTLPSpanExporter(endpoint=f"{receiver.endpoint}/v1/traces")
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    yield provider
+    provider.shutdown()
+
+
+def own_attributes(received: Received) -> dict[str, Any]:
+    """What is not dask-otel's."""
+    return {
+        key: value
+        for key, value in attributes(received).items()
+        if not key.startswith("dask.") and key not in (names.THREAD_ID, names.ERROR_TYPE)
+    }
+
+
+def one_trace(spans: list[Received], trace_id: str = TRACE_ID) -> list[Received]:
+    """All spans, after a look at their trace id."""
+    assert {received.span.trace_id.hex() for received in spans} == {trace_id}
+    return spans
+
+
+# -- the task's span -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [write, write_async])
+def test_what_a_task_writes_on_the_current_span_is_on_the_span_that_arrives(
+    shared: Traced, function: Callable[[], Any]
+) -> None:
+    traceparent = shared.client.submit(function, key=f"{function.__name__}-1").result()
+    (received,) = named(shared.trace(), "load orders")
+    span = received.span
+    assert traceparent == f"00-{span.trace_id.hex()}-{span.span_id.hex()}-03"
+    assert own_attributes(received) == {"rows": 3, "complete": True, "columns": ("a", "b")}
+    assert attributes(received)[names.TASK_PREFIX] == function.__name__
+    assert attributes(received)[names.OUTCOME] == names.SUCCESS
+    half_way, exception = span.events
+    assert half_way == ("half way", 1_700_000_000_000_000_000, (("rows", 1),), 0)
+    assert exception.name == "exception"
+    assert span.start <= exception.time <= span.end
+    told = dict(exception.attributes)
+    assert told.pop("exception.stacktrace").endswith("LookupError: no such row\n")  # type: ignore[union-attr]
+    assert told == {
+        "exception.type": "LookupError",
+        "exception.message": "no such row",
+        "exception.escaped": "False",
+        "handled": True,
+    }
+    (link,) = span.links
+    assert (link.trace_id.hex(), link.span_id.hex(), link.attributes) == (TRACE_ID, SPAN_ID, (("why", "continued"),))
+    assert (span.status, span.message) == (ERROR, "one row is missing")
+
+
+def fail_after_recording() -> None:
+    span = trace.get_current_span()
+    span.record_exception(LookupError("tried the cache"))
+    span.set_status(StatusCode.OK)
+    raise ValueError("boom")
+
+
+def test_the_exception_that_ends_a_task_is_told_beside_one_that_it_recorded(shared: Traced) -> None:
+    future = shared.client.submit(fail_after_recording, key="failing-1")
+    with pytest.raises(ValueError, match="boom"):
+        future.result()
+    (received,) = tasks(shared.trace(), "failing")
+    told = [(dict(e.attributes)["exception.type"], dict(e.attributes)["exception.message"]) for e in received.span.events]
+    assert told == [("LookupError", "tried the cache"), ("ValueError", "boom")]
+    assert (received.span.status, received.span.message) == (ERROR, "boom")
+    assert attributes(received)[names.OUTCOME] == names.FAILED
+
+
+def record_and_raise() -> None:
+    error = ValueError("boom")
+    trace.get_current_span().record_exception(error, {"order": 7})
+    raise error
+
+
+def test_the_exception_that_ends_a_task_is_told_once_where_it_was_recorded(shared: Traced) -> None:
+    future = shared.client.submit(record_and_raise, key="recording-1")
+    with pytest.raises(ValueError, match="boom"):
+        future.result()
+    (received,) = tasks(shared.trace(), "recording")
+    (event,) = received.span.events
+    assert dict(event.attributes)["order"] == 7
+
+
+def claim() -> None:
+    span = trace.get_current_span()
+    span.set_attribute("thread.id", 1)
+    span.set_attribute("dask.operation", "mine")
+    span.set_attribute("dask.task.key", "mine")
+    span.set_attribute("dask.mine", "mine")
+
+
+def test_no_attribute_is_there_twice_and_those_of_dask_stay(shared: Traced) -> None:
+    shared.client.submit(claim, key="claim-1").result()
+    (received,) = tasks(shared.trace(), "claim")
+    keys = [key for key, _ in received.span.common + received.span.attributes]
+    assert len(keys) == len(set(keys))
+    assert {key: attributes(received)[key] for key in ("thread.id", "dask.operation", "dask.task.key", "dask.mine")} == {
+        "thread.id": 1,
+        "dask.operation": "task",
+        "dask.task.key": "claim-1",
+        "dask.mine": "mine",
+    }
+
+
+@pytest.mark.parametrize("function", [instrumented, instrumented_async])
+def test_spans_of_user_code_lie_below_their_task_and_come_with_the_workers_resource(
+    shared: Traced, function: Callable[[int], Any]
+) -> None:
+    futures = shared.client.map(function, range(3), key=[f"shop-{function.__name__}-{i}" for i in range(3)])
+    assert shared.client.gather(futures) == [1, 2, 3]
+    spans = [r for trace in shared.traces().values() for r in without_transfers(trace) if r.span.name != names.GATHER]
+    indented = "executor\n                  compute" if function is instrumented else "compute"
+    assert outline(spans) == dedent(f"""\
+        dask.map
+          dask.computation
+            dask.graph.update
+              dask.graph.init
+              dask.graph.materialize
+              dask.graph.order
+            shop-{function.__name__} group
+              shop-{function.__name__} ×3
+                {indented}
+                read
+                  parse""")
+    by_id = {ids(received): received for received in spans}
+    for received in named(spans, "read") + named(spans, "parse"):
+        above = by_id[received.span.trace_id, received.span.parent_id]
+        assert received.resource == above.resource
+        assert received.resource[names.ROLE] == "worker"
+        assert received.scope == ("shop", "1.2")
+    for received in named(spans, "read"):
+        above = by_id[received.span.trace_id, received.span.parent_id]
+        assert attributes(above)[names.TASK_KEY] == f"shop-{function.__name__}-{attributes(received)['x']}"
+
+
+# -- contexts do not mix -------------------------------------------------------------------------------------------
+
+
+def meet(name: str, folder: Path, n: int) -> None:
+    """Wait, in a thread, until ``n`` are here."""
+    (folder / name).touch()
+    deadline = time.monotonic() + DEADLINE
+    while len(list(folder.iterdir())) < n:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def watch(name: str, folder: Path, n: int) -> list[str]:
+    seen = [sent_on()["traceparent"]]
+    meet(name, folder, n)
+    for _ in range(20):
+        seen.append(sent_on()["traceparent"])
+        time.sleep(0.001)
+    return seen
+
+
+async def watch_async(name: str, folder: Path, n: int) -> list[str]:
+    seen = [sent_on()["traceparent"]]
+    (folder / name).touch()
+    deadline = time.monotonic() + DEADLINE
+    while len(list(folder.iterdir())) < n:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0)
+        seen.append(sent_on()["traceparent"])
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+        seen.append(sent_on()["traceparent"])
+    return seen
+
+
+@pytest.mark.parametrize("function", [watch, watch_async])
+def test_tasks_that_run_at_the_same_time_see_their_own_span_only(
+    shared: Traced, tmp_path: Path, function: Callable[..., Any]
+) -> None:
+    worker = list(shared.client.scheduler_info()["workers"])[0]
+    keys = [f"{function.__name__}-{i}" for i in range(2)]
+    futures = [shared.client.submit(function, key, tmp_path, 2, key=key, workers=[worker]) for key in keys]
+    seen = dict(zip(keys, (future.result() for future in futures), strict=True))
+    received = tasks(shared.trace(), function.__name__)
+    assert [{r for r in seen[attributes(one)[names.TASK_KEY]]} for one in received] == [
+        {f"00-{one.span.trace_id.hex()}-{one.span.span_id.hex()}-03"} for one in received
+    ]
+    assert len(received) == 2
+
+
+def leave_and_return() -> list[str]:
+    seen = [sent_on()["traceparent"]]
+    secede()
+    seen.append(sent_on()["traceparent"])
+    with trace.get_tracer("shop").start_as_current_span("away"):
+        pass
+    rejoin()
+    seen.append(sent_on()["traceparent"])
+    return seen
+
+
+def nest() -> list[str]:
+    seen = [sent_on()["traceparent"]]
+    client = get_client()
+    assert client.submit(inc, 1, key="nested-inc-1", pure=False).result() == 2
+    seen.append(sent_on()["traceparent"])
+    assert dask.delayed(add)(1, 2).compute() == 3
+    seen.append(sent_on()["traceparent"])
+    return seen
+
+
+async def nest_async() -> list[str]:
+    seen = [sent_on()["traceparent"]]
+    client = get_client()
+    assert await client.submit(inc, 1, key="nested-async-inc-1", pure=False) == 2
+    seen.append(sent_on()["traceparent"])
+    assert await client.compute(dask.delayed(add)(1, 2)) == 3
+    seen.append(sent_on()["traceparent"])
+    return seen
+
+
+@pytest.mark.parametrize("function", [leave_and_return, nest, nest_async])
+def test_the_span_stays_current_whatever_a_task_does_to_wait(shared: Traced, function: Callable[[], Any]) -> None:
+    seen = shared.client.submit(function, key=f"{function.__name__}-1").result()
+    (received,) = tasks(shared.trace(), function.__name__)
+    assert seen == [f"00-{received.span.trace_id.hex()}-{received.span.span_id.hex()}-03"] * 3
+    for away in named(shared.trace(), "away"):
+        assert away.span.parent_id == received.span.span_id
+
+
+def hold_a_slot(folder: Path) -> None:
+    """Secede when the file is there, and stay until the next is."""
+    (folder / "started").touch()
+    wait_for(folder / "secede")
+    secede()
+    wait_for(folder / "end")
+
+
+def ready(dask_worker: Any) -> int:
+    return len(dask_worker.state.ready)
+
+
+@pytest.mark.parametrize("headers", [UNSAMPLED, NOWHERE])
+def test_a_task_that_is_not_traced_never_sees_a_strangers_context(
+    traced_cluster_of: MakeTraced, clean_environment: pytest.MonkeyPatch, tmp_path: Path, headers: dict[str, str]
+) -> None:
+    """The worker starts the next task in the context of the one that secedes."""
+    clean_environment.setenv("OTEL_TRACES_EXPORTER", "none")
+    with traced_cluster_of(n_workers=1) as traced, Client(traced.client.scheduler.address, set_as_default=False) as other:
+        with attached(INCOMING):
+            stranger = traced.client.submit(hold_a_slot, tmp_path)
+        wait_for(tmp_path / "started")
+        with attached(headers):
+            futures = [other.submit(f, i, pure=False) for i, f in enumerate((observe, observe_async, observe))]
+        deadline = time.monotonic() + DEADLINE
+        while not any(other.run(ready).values()):
+            assert time.monotonic() < deadline
+        (tmp_path / "secede").touch()
+        assert other.gather(futures) == [NOWHERE] * 3
+        (tmp_path / "end").touch()
+        stranger.result()
+        assert traced.receiver.requests() == []
+
+
+def test_a_client_that_does_not_trace_has_traces_of_its_own_beside_a_task_that_seceded(
+    traced_cluster_of: MakeTraced, tmp_path: Path
+) -> None:
+    with traced_cluster_of(n_workers=1) as traced, Client(traced.client.scheduler.address, set_as_default=False) as other:
+        with attached(INCOMING):
+            stranger = traced.client.submit(hold_a_slot, tmp_path, key="stranger-1")
+        wait_for(tmp_path / "started")
+        future = other.submit(observe, key="observe-1")
+        deadline = time.monotonic() + DEADLINE
+        while not any(other.run(ready).values()):
+            assert time.monotonic() < deadline
+        (tmp_path / "secede").touch()
+        seen = future.result()
+        (tmp_path / "end").touch()
+        stranger.result()
+        mine, others = sorted(traced.traces().values(), key=lambda spans: spans[0].span.trace_id.hex() != TRACE_ID)
+        assert [r.span.name for r in tasks(one_trace(mine), "stranger")] == ["stranger"]
+        (received,) = tasks(others, "observe")
+        assert span_of(seen) == ids(received)
+        assert seen.keys() == {"traceparent"}
+
+
+def test_tasks_that_were_there_before_are_not_traced_and_see_nothing(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    """dask-otel is turned on while tasks wait."""
+    with Client(n_workers=1, threads_per_worker=1, dashboard_address=":0") as client:
+        running = client.submit(wait_for, tmp_path / "end", key="running-1")
+        waiting = client.submit(observe, running, key="waiting-1")
+        dask_otel.enable(client)
+        with attached(INCOMING):
+            traced = client.submit(observe, key="traced-1")
+        (tmp_path / "end").touch()
+        assert waiting.result() == NOWHERE
+        assert traced.result()["tracestate"] == INCOMING["tracestate"]
+        spans = one_trace(Traced(client, None, receiver).spans())
+        assert span_of(traced.result()) == ids(*tasks(spans, "traced"))
+        dask_otel.disable(client)
+
+
+# -- where a trace begins ------------------------------------------------------------------------------------------
+
+
+def test_an_incoming_context_is_the_root_of_the_trace(shared: Traced) -> None:
+    """The whole of it arrives in the tasks: trace state and baggage word by word."""
+    with attached(INCOMING):
+        seen, seen_async = dask.compute(dask.delayed(observe)(dask_key_name="observe-1"), dask.delayed(observe_async)())
+    spans = one_trace(without_transfers(shared.spans()))
+    assert outline(spans) == dedent(f"""\
+        (parent {SPAN_ID} not received)
+          dask.compute
+            dask.computation
+              dask.graph.update
+                dask.graph.init
+                dask.graph.materialize
+                dask.graph.order
+              observe group
+                observe
+                  executor
+                    compute
+              observe_async group
+                observe_async
+                  executor
+                    compute""")
+    assert {received.span.trace_state for received in spans} == {INCOMING["tracestate"]}
+    (task,) = tasks(spans, "observe")
+    assert seen == {**INCOMING, "traceparent": f"00-{TRACE_ID}-{task.span.span_id.hex()}-01"}
+    assert {key: seen_async[key] for key in ("tracestate", "baggage")} == {
+        key: INCOMING[key] for key in ("tracestate", "baggage")
+    }
+
+
+def test_a_submit_hangs_its_computation_below_the_incoming_span(shared: Traced) -> None:
+    with attached(INCOMING):
+        shared.client.submit(observe, key="observe-1").result()
+    (computation,) = named(one_trace(shared.spans()), names.COMPUTATION)
+    assert computation.span.parent_id.hex() == SPAN_ID
+
+
+def test_an_applications_own_span_and_exporter_give_one_whole_trace(shared: Traced) -> None:
+    with application(shared.receiver) as provider, provider.get_tracer("shop").start_as_current_span("request"):
+        assert dask.delayed(instrumented)(1, dask_key_name="instrumented-1").compute() == 2
+    assert outline(shared.spans()) == dedent("""\
+        request
+          dask.compute
+            dask.computation
+              dask.graph.update
+                dask.graph.init
+                dask.graph.materialize
+                dask.graph.order
+              instrumented group
+                instrumented
+                  executor
+                    compute
+                  read
+                    parse""")
+
+
+def test_the_provider_of_the_application_is_used_where_it_is_the_global_one(
+    traced_cluster_of: MakeTraced, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds for what runs in its process: the client and a LocalCluster's scheduler."""
+    with application(receiver) as provider:
+        monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+        with traced_cluster_of(n_workers=1) as traced:
+            with provider.get_tracer("shop").start_as_current_span("request"):
+                assert dask.delayed(inc)(1, dask_key_name="inc-1").compute() == 2
+            spans = traced.trace()
+        assert outline(spans) == dedent("""\
+            request
+              dask.compute
+                dask.computation
+                  dask.graph.update
+                    dask.graph.init
+                    dask.graph.materialize
+                    dask.graph.order
+                  inc group
+                    inc
+                      executor
+                        compute""")
+        services = {received.span.name: received.resource[names.SERVICE_NAME] for received in spans}
+        assert services == {
+            **dict.fromkeys(("request", "dask.compute", "dask.computation", "inc group"), "shop"),
+            **dict.fromkeys(("dask.graph.update", "dask.graph.init", "dask.graph.materialize", "dask.graph.order"), "shop"),
+            **dict.fromkeys(("inc", "executor", "compute"), "dask-worker"),
+        }
+
+
+def test_the_environments_traceparent_is_the_root_for_the_client_only(
+    traced_cluster_of: MakeTraced, clean_environment: pytest.MonkeyPatch
+) -> None:
+    """All processes have it in their environment."""
+    for key, value in INCOMING.items():
+        clean_environment.setenv(key.upper(), value)
+    with traced_cluster_of(n_workers=1) as traced, Client(traced.client.scheduler.address, set_as_default=False) as other:
+        seen = traced.client.submit(observe, key="mine-1").result()
+        elsewhere = other.submit(observe, key="others-1").result()
+        outside = other.run(sent_on)
+        mine, others = sorted(traced.traces().values(), key=lambda spans: spans[0].span.trace_id.hex() != TRACE_ID)
+        (computation,) = named(one_trace(mine), names.COMPUTATION)
+        assert computation.span.parent_id.hex() == SPAN_ID
+        assert span_of(seen) == ids(*tasks(mine, "mine"))
+        assert (seen["tracestate"], seen["baggage"]) == (INCOMING["tracestate"], INCOMING["baggage"])
+        assert span_of(elsewhere) == ids(*tasks(others, "others"))
+        assert elsewhere.keys() == {"traceparent"}
+        assert list(outside.values()) == [NOWHERE]
+
+
+def test_what_is_current_comes_before_the_environments_traceparent(
+    traced_cluster_of: MakeTraced, clean_environment: pytest.MonkeyPatch
+) -> None:
+    clean_environment.setenv("TRACEPARENT", f"00-{'1' * 32}-{'2' * 16}-01")
+    clean_environment.setenv("BAGGAGE", "tier=iron")
+    with traced_cluster_of(n_workers=1) as traced:
+        with attached(INCOMING):
+            seen = traced.client.submit(observe, key="observe-1").result()
+        with attached({"baggage": "user=Ann"}):
+            below = traced.client.submit(observe, key="below-1").result()
+        assert (span_of(seen)[0].hex(), seen["baggage"]) == (TRACE_ID, INCOMING["baggage"])
+        assert (span_of(below)[0].hex(), below["baggage"]) == ("1" * 32, "user=Ann")
+
+
+# -- where nothing of ours is sent ---------------------------------------------------------------------------------
+
+
+def test_an_unsampled_context_goes_through_and_nothing_is_sent(shared: Traced) -> None:
+    with attached(UNSAMPLED):
+        seen = shared.client.submit(observe, key="observe-1").result()
+        nested = shared.client.submit(nest, key="nest-1").result()
+        assert shared.client.gather(shared.client.map(instrumented, range(2))) == [1, 2]
+    assert seen == UNSAMPLED
+    assert nested == [UNSAMPLED["traceparent"]] * 3
+    assert shared.spans() == []
+
+
+def test_what_the_sampler_refuses_is_not_sent_but_consistent(
+    traced_cluster_of: MakeTraced, clean_environment: pytest.MonkeyPatch
+) -> None:
+    """The users' spans below follow the decision at the root."""
+    clean_environment.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    clean_environment.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
+    with traced_cluster_of(n_workers=1) as traced:
+        first, second = traced.client.gather([traced.client.submit(observe, key=f"observe-{i}") for i in range(2)])
+        assert traced.client.submit(instrumented, 1).result() == 2
+        assert traced.spans() == []
+        assert {headers["traceparent"][-2:] for headers in (first, second)} == {"02"}
+
+
+def test_servers_without_telemetry_pass_the_context_on(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    with (
+        dask_processes(tmp_path, OTEL_SDK_DISABLED="true") as address,
+        Client(address) as client,
+    ):
+        dask_otel.enable(client)
+        with attached(INCOMING):
+            seen = client.submit(observe, key="observe-1").result()
+            nested = client.submit(nest, key="nest-1").result()
+            assert dask.delayed(inc)(1, dask_key_name="inc-1").compute() == 2
+        assert seen == INCOMING
+        assert nested == [INCOMING["traceparent"]] * 3
+        assert dask_otel.flush(client, DEADLINE)
+        sent = one_trace(receiver.spans())
+        assert {(r.span.name, r.resource[names.ROLE]) for r in sent} == {("dask.compute", "client"), ("dask.gather", "client")}
+        dask_otel.disable(client)
+
+
+def test_no_exporter_anywhere_passes_the_context_on(
+    traced_cluster_of: MakeTraced, clean_environment: pytest.MonkeyPatch
+) -> None:
+    clean_environment.setenv("OTEL_TRACES_EXPORTER", "none")
+    with traced_cluster_of(n_workers=1) as traced:
+        with attached(INCOMING):
+            (seen,) = dask.compute(dask.delayed(observe)())
+            nested = traced.client.submit(nest, key="nest-1").result()
+        alone = traced.client.submit(observe, key="alone-1").result()
+        with attached({"baggage": "user=Ann"}):
+            baggage = traced.client.submit(observe, key="baggage-1").result()
+        assert (seen, alone, baggage) == (INCOMING, NOWHERE, {"baggage": "user=Ann"})
+        assert nested == [INCOMING["traceparent"]] * 3
+        assert traced.receiver.requests() == []
+
+
+# -- one computation or two ----------------------------------------------------------------------------------------
+
+
+def test_two_computes_one_after_the_other_are_two_computations_of_their_callers_trace(shared: Traced) -> None:
+    with application(shared.receiver) as provider, provider.get_tracer("shop").start_as_current_span("request"):
+        assert dask.compute(dask.delayed(inc)(1, dask_key_name="inc-1")) == (2,)
+        assert dask.compute(dask.delayed(inc)(2, dask_key_name="inc-2")) == (3,)
+    assert outline(shared.spans()) == dedent("""\
+        request
+          dask.compute ×2
+            dask.computation
+              dask.graph.update
+                dask.graph.init
+                dask.graph.materialize
+                dask.graph.order
+              inc group
+                inc
+                  executor
+                    compute""")
+
+
+def test_submits_in_a_loop_are_one_computation_while_the_first_is_not_settled(shared: Traced, tmp_path: Path) -> None:
+    gate = shared.client.submit(wait_for, tmp_path / "end", key="gate-1")
+    futures = [shared.client.submit(inc, i, key=f"inc-{i}") for i in range(20)]
+    assert shared.client.gather(futures) == list(range(1, 21))
+    (tmp_path / "end").touch()
+    gate.result()
+    after = shared.client.submit(inc, 20, key="after-1")
+    assert after.result() == 21
+    found = [outline(without_transfers(spans)) for spans in shared.traces().values()]
+    updates = "dask.graph.update{}\n    dask.graph.init\n    dask.graph.materialize\n    dask.graph.order"
+    executed = "executor\n        compute"
+    assert sorted(found) == [
+        f"dask.computation\n  after group\n    after\n      {executed}\n  {updates.format('')}",
+        f"dask.computation\n  {updates.format(' ×21')}\n  gate group\n    gate\n      {executed}\n"
+        f"  inc group\n    inc ×20\n      {executed}",
+        "dask.gather",
+    ]
+
+
+def test_two_clients_never_share_a_computation(shared: Traced, tmp_path: Path) -> None:
+    """Under one span, at the same time, and with a key in common."""
+    mine = shared.client
+    with Client(mine.scheduler.address, set_as_default=False) as other, attached(INCOMING):
+        dask_otel.enable(other)
+        gate = mine.submit(wait_for, tmp_path / "end", key="gate-1")
+        common = other.submit(wait_for, tmp_path / "end", key="gate-1")
+        futures = [client.submit(inc, i, key=f"{i}-{client.id}") for i in range(4) for client in (mine, other)]
+        (tmp_path / "end").touch()
+        assert [future.result() for future in futures] == [1, 1, 2, 2, 3, 3, 4, 4]
+        gate.result(), common.result()
+        spans = one_trace(shared.spans())
+    found = {attributes(received)[names.CLIENT_ID]: received for received in named(spans, names.COMPUTATION)}
+    assert {client: attributes(c)[names.COMPUTATION_TASKS] for client, c in found.items()} == {mine.id: 5, other.id: 4}
+    assert len(named(spans, names.COMPUTATION)) == 2
+    groups = {ids(r): r for r in spans if attributes(r)[names.OPERATION] == names.OP_GROUP}
+    for received in spans:
+        if attributes(received)[names.OPERATION] == names.OP_TASK:
+            group = groups[received.span.trace_id, received.span.parent_id]
+            key = attributes(received)[names.TASK_KEY]
+            owner = other.id if key.endswith(other.id) else mine.id
+            assert group.span.parent_id == found[owner].span.span_id
