@@ -170,8 +170,11 @@ class Group:
 
     @property
     def complete(self) -> bool:
-        """Whether the sums of every attempt that is known to have ended have come."""
-        return self.sums.attempts >= self.expected
+        """Whether the sums of every attempt that is known to have ended have come.
+
+        The scheduler does not hear of the end of a cancelled one.
+        """
+        return self.sums.attempts - self.sums.counts.get(names.CANCELLED, 0) >= self.expected
 
     def parent(self, peers: bool) -> Parent:
         """What this group's tasks must know."""

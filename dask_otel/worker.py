@@ -40,13 +40,15 @@ _EMPTY = Context()
 class Place:
     """One group's attempts on this worker."""
 
-    __slots__ = ("context", "handed", "origin", "parent", "sums")
+    __slots__ = ("handed", "origin", "parent", "sums", "waiting")
 
     def __init__(self, handed: Handed, made: Origin) -> None:
         self.handed = handed
         self.parent = handed.parent
         self.origin = made
         self.sums = Sums()
+        #: Whether its sums wait to be sent.
+        self.waiting = False
 
 
 class Traced:
@@ -74,7 +76,7 @@ class WorkerTelemetry:
         self._own_process = own_process
         self._loop = asyncio.get_running_loop()
         self._places: dict[object, Place] = {}
-        self._waiting_sums: dict[bytes, Place] = {}
+        self._waiting_sums: list[Place] = []
         self._flushing = False
         self._first = True
         self.sending = False
@@ -136,8 +138,9 @@ class WorkerTelemetry:
         if traced.span is not None:
             self.outlet.emit(self._attempt(run, ended, traced))
             sums.emitted += 1
-        if place.parent.group_id not in self._waiting_sums:
-            self._waiting_sums[place.parent.group_id] = place
+        if not place.waiting:
+            place.waiting = True
+            self._waiting_sums.append(place)
             if not self._flushing:
                 self._flushing = True
                 self._loop.call_later(FLUSH_AFTER, self.flush_sums)
@@ -176,11 +179,11 @@ class WorkerTelemetry:
         """Tell the scheduler what is new."""
         self._flushing = False
         try:
-            waiting, self._waiting_sums = self._waiting_sums, {}
+            waiting, self._waiting_sums = self._waiting_sums, []
             groups = []
-            for group_id, place in waiting.items():
-                sums, place.sums = place.sums, Sums()
-                groups.append([group_id, sums.to_wire()])
+            for place in waiting:
+                sums, place.sums, place.waiting = place.sums, Sums(), False
+                groups.append([place.parent.group_id, sums.to_wire()])
             if groups:
                 self.seam.tell_scheduler({"groups": groups})
         except Exception:
