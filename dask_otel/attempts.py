@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from dask_otel import names
 from dask_otel.intervals import Interval, clamp, nest, text
-from dask_otel.parents import ACTIVITY, Parent
+from dask_otel.parents import ACTIVITY, Parent, link_to
 from dask_otel.records import (
     CONSUMER,
     ERROR,
@@ -84,7 +84,7 @@ def origin(parent: Parent, prefix: str, group: str, address: str, name: str) -> 
 class Attempt(NamedTuple):
     """One attempt that ended, as its worker saw it.
 
-    ``start``, ``end`` and ``compute`` are seconds since the epoch, as are ``moments`` once ``shift`` is added to
+    ``start`` and ``end`` are seconds since the epoch, ``moments`` are once ``shift`` is added to
     them. ``amounts`` are what Dask's digests got, ``posts`` what the metering contexts posted.
     ``offset`` is the worker's clock minus the scheduler's (s).
     """
@@ -102,7 +102,7 @@ class Attempt(NamedTuple):
     posts: Sequence[tuple[Hashable, float, str]] = ()
     moments: Sequence[float] = ()
     shift: float = 0.0
-    compute: tuple[float, float] | None = None
+    compute: float | None = None
     size: int | None = None
     type: str | None = None
     wait_dependencies: float | None = None
@@ -135,9 +135,7 @@ def _task_span(attempt: Attempt) -> Span:
     written = attempt.written or Written()
     failure = attempt.failure
     failed = attempt.outcome in (names.FAILED, names.LOST)
-    links = written.links
-    if attempt.previous:
-        links = (Link(parent.trace_id, attempt.previous, parent.flags | IS_REMOTE_KNOWN),) + links
+    links = link_to(parent, attempt.previous) + written.links
     status = ERROR if failed else written.status
     return Span(
         written.name or attempt.origin.name,

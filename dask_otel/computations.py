@@ -5,25 +5,27 @@ Rules
 1. Standard library only; no clock, no random, no distributed: moments (s since the epoch) and ids are handed in.
 2. A task is counted while it is active (waiting, queued, no-worker, processing). A computation is settled when none
    of its tasks is active and none of its graphs is still being worked in; it is told when its groups are.
-3. A group is told when the sums of every attempt that is known to have ended have come, or a second later.
+3. A group is told when the workers have answered for every dispatch that is over, or a second later.
 4. What is told is forgotten: nothing here grows with the number of computations that were.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 from typing import NamedTuple
 
 from dask_otel import names, rollup
 from dask_otel.carried import Carried, Decision
+from dask_otel.history import History, Runs
 from dask_otel.parents import OFF, Parent, attempt_span_id, pack
 from dask_otel.records import CLIENT, INTERNAL, PRODUCER, RANDOM, SAMPLED, Link, Span
 from dask_otel.rollup import Computation, Graph, Group, Tag
 
 #: How long (s) a group waits for its workers' sums.
 PATIENCE = 1.0
-#: Groups whose computation is remembered, so that a result computed again can point at it.
+#: Groups, and tasks that failed or needed several attempts, that are remembered, so that a task which runs again
+#: long after can point at its last attempt.
 MAX_HISTORY = 1_000
 
 
@@ -38,8 +40,9 @@ class Flight(NamedTuple):
 class Activated(NamedTuple):
     """A task that has become active.
 
-    ``tags`` are names and ids of Dask's spans, outermost first; ``dependents`` gives the keys of the tasks that
-    need it; ``run_id`` is that of its last dispatch.
+    ``tags`` are names and ids of Dask's spans, outermost first; ``dependents`` and ``dependencies`` give the keys of
+    the tasks that need it and that it needs; ``run_id`` is that of its last dispatch, ``None`` if there was none;
+    ``asked`` says that a client wants it tried again after it failed.
     """
 
     key: Hashable
@@ -48,7 +51,9 @@ class Activated(NamedTuple):
     group: str
     tags: tuple[tuple[str, ...], tuple[str, ...]]
     dependents: Iterable[Hashable]
-    run_id: int
+    dependencies: Iterable[Hashable]
+    run_id: int | None
+    asked: bool
 
 
 class Computations:
@@ -83,19 +88,24 @@ class Computations:
         self._new_span_id = new_span_id
         self._sample = sample
         self.detail = detail
-        self._max_age = max_age
+        self.max_age = max_age
         self._joinable: dict[tuple[str, Carried | None], Computation] = {}
         self._current: tuple[str, Computation] | None = None
         self._graphs: dict[str, Graph] = {}
         self._active: dict[Hashable, Group] = {}
         self._limbo: dict[Hashable, Group] = {}
-        self._from_memory: set[Hashable] = set()
         self._flights: dict[Hashable, Flight] = {}
         self._attempts: dict[Hashable, tuple[int, bytes, str]] = {}
         self._touched: set[Computation] = set()
         self._open: dict[bytes, Group] = {}
-        self._history: OrderedDict[str, tuple[bytes, bytes, int]] = OrderedDict()
-        self.unsettled: set[Computation] = set()
+        self._rerun_stimulus = ""
+        self._reruns: dict[bytes, Computation] = {}
+        self._history = History(MAX_HISTORY)
+        self._last: OrderedDict[Hashable, tuple[int, int, bytes]] = OrderedDict()
+        #: What is not told yet, by its span's id.
+        self.unsettled: dict[bytes, Computation] = {}
+        #: Addresses of the workers that tell of their attempts.
+        self.tellers: Container[str] = ()
 
     # -- graphs -----------------------------------------------------------------------------------------------
     def receive(self, stimulus_id: str, client: str, carried: Carried | None, operation: str, now: float) -> Graph:
@@ -121,6 +131,8 @@ class Computations:
     def finish(self, graph: Graph, now: float) -> None:
         """The graph's handler has returned."""
         self._graphs.pop(graph.stimulus_id, None)
+        if self._current is not None and self._current[0] == graph.stimulus_id:
+            self._current = None
         computation = graph.computation
         computation.graphs -= 1
         graph.end = now
@@ -133,7 +145,7 @@ class Computations:
     def _join(self, client: str, carried: Carried | None, operation: str, now: float) -> Computation:
         pair = (client, carried)
         found = self._joinable.get(pair)
-        if found is not None and now - found.start <= self._max_age:
+        if found is not None and now - found.start <= self.max_age:
             return found
         link = found.link if found is not None else None
         computation = self._begin(client, carried, operation, now, (link,) if link else ())
@@ -141,12 +153,18 @@ class Computations:
         return computation
 
     def _begin(
-        self, client: str, carried: Carried | None, operation: str, now: float, links: tuple[Link, ...] = ()
+        self,
+        client: str,
+        carried: Carried | None,
+        operation: str,
+        now: float,
+        links: tuple[Link, ...] = (),
+        sampled: bool = True,
     ) -> Computation:
         kind = {names.OP_COMPUTE: CLIENT, names.OP_GATHER: CLIENT, "": INTERNAL}.get(operation, PRODUCER)
         trace_id, parent_id, flags, trace_state, baggage = carried or Carried(b"", b"", 0, "", "")
         detail, attributes = self.detail, ()
-        if not trace_id and detail > OFF:
+        if not trace_id and detail > OFF and sampled:
             trace_id = self._new_trace_id()
             sampled, attributes, trace_state = self._sample(trace_id, rollup.kind_below(kind))
             flags = (SAMPLED if sampled else 0) | RANDOM
@@ -162,7 +180,7 @@ class Computations:
             attributes=attributes,
             pair=(client, carried),
         )
-        self.unsettled.add(computation)
+        self.unsettled[computation.span_id] = computation
         return computation
 
     # -- tasks ------------------------------------------------------------------------------------------------
@@ -171,33 +189,79 @@ class Computations:
         key = task.key
         again = self._limbo.pop(key, None)
         current = self._current
+        known = again is not None
         if current is not None and current[0] == task.stimulus_id:
             computation = current[1]
+            known = known and again.computation is computation  # type: ignore[union-attr]
         elif again is not None:
             computation = again.computation
         else:
-            computation = self._owner(task, now)
-        place = again if again is not None and again.computation is computation and not again.told else None
+            computation, known = self._rerun(task, now)
+        place = again if known and again is not None and not again.told else None
         if place is None:
             place = self._group(computation, task, now)
-        if again is None:
+        if not known:
             computation.tasks += 1
-        if key in self._from_memory:
-            self._from_memory.discard(key)
-            previous = attempt_span_id(computation.span_id, task.run_id) if task.run_id > 0 else b""
-            self._attempts[key] = (1, previous, names.RECOMPUTED)
+        if again is not None and again.computation is not computation:
+            self._give_up(key, again)
         self._active[key] = place
         place.pending += 1
         computation.pending += 1
 
-    def _owner(self, task: Activated, now: Callable[[], float]) -> Computation:
-        """Whose a task is that nobody submitted: it runs again, for a task that needs it or for a client."""
-        for dependent in task.dependents:
-            found = self._active.get(dependent) or self._limbo.get(dependent)
+    def _rerun(self, task: Activated, now: Callable[[], float]) -> tuple[Computation, bool]:
+        """Whose a task is that no graph brought: its result was lost, or a client wants it tried again.
+
+        Returns the computation, and whether it has counted the task already.
+        """
+        old = self._history.find(task.group, task.run_id)
+        computation = self._owner(task, old, now)
+        known = old is not None and old.span_id == computation.span_id
+        if task.run_id is not None:
+            self._continue(task, task.run_id, old)
+        return computation, known
+
+    def _owner(self, task: Activated, old: Runs | None, now: Callable[[], float]) -> Computation:
+        needed_by = self._first_active(task.dependents)
+        if needed_by is not None:
+            return needed_by
+        if old is not None and not task.asked and old.span_id in self.unsettled:
+            return self.unsettled[old.span_id]
+        if task.run_id is None:
+            needs = self._first_active(task.dependencies)
+            if needs is not None:
+                return needs
+        if self._rerun_stimulus != task.stimulus_id:
+            self._rerun_stimulus = task.stimulus_id
+            self._reruns.clear()
+        place = old.span_id if old is not None else b""
+        if place not in self._reruns:
+            self._reruns[place] = self._begin_again(old, now())
+        return self._reruns[place]
+
+    def _begin_again(self, old: Runs | None, now: float) -> Computation:
+        """A computation of what ran in another that is told; it is not sent where that one was not."""
+        if old is None:
+            return self._begin("", None, "", now)
+        links = (old.link,) if old.link is not None else ()
+        return self._begin(old.client, None, "", now, links, sampled=bool(links))
+
+    def _first_active(self, keys: Iterable[Hashable]) -> Computation | None:
+        for key in keys:
+            found = self._active.get(key) or self._limbo.get(key)
             if found is not None:
                 return found.computation
-        old = self._history.get(task.group)
-        return self._begin("", None, "", now(), (Link(*old),) if old else ())
+        return None
+
+    def _continue(self, task: Activated, run_id: int, old: Runs | None) -> None:
+        """The next attempt of a task is not its first, whoever has it run."""
+        cause = "" if task.asked else names.RECOMPUTED
+        last = self._last.get(task.key)
+        if last is not None and last[0] == run_id:
+            self._attempts[task.key] = (last[1], last[2], cause)
+        elif cause:
+            link = old.link if old is not None else None
+            previous = link.trace_id + attempt_span_id(link.span_id, run_id) if link is not None else b""
+            self._attempts[task.key] = (1, previous, cause)
 
     def _group(self, computation: Computation, task: Activated, now: Callable[[], float]) -> Group:
         tag_names, tag_ids = task.tags
@@ -239,31 +303,54 @@ class Computations:
             self._limbo[key] = group
         elif finish == "erred":
             computation.erred += 1
-            if start != "processing":
-                group.upstream_failed += 1
         if not group.pending:
             group.end = now()
             self._touched.add(computation)
         return group, self._flights.pop(key, None)
 
-    def ended(self, key: Hashable, group: Group, flight: Flight, finish: str, told: bool) -> None:
-        """The attempt of ``flight`` has ended; ``told`` says whether its worker will tell of it."""
+    def blocked(self, key: Hashable) -> None:
+        """A task that was just released will not run: one that it needs has failed."""
+        group = self._limbo.pop(key, None)
+        if group is not None:
+            group.computation.erred += 1
+            group.upstream_failed += 1
+            self._attempts.pop(key, None)
+
+    def ended(self, key: Hashable, group: Group, flight: Flight, finish: str, ran: bool) -> None:
+        """The dispatch ``flight`` is over at a worker that is alive; ``ran`` says that it surely came to an attempt."""
+        told = flight.address in self.tellers
         if told:
             group.expected += 1
-        else:
+        elif ran:
             group.own[names.SUCCESS if finish == "memory" else names.FAILED] += 1
         if finish == "released":
-            self._attempted(key, group, flight)
+            if ran:
+                self._attempted(key, group, flight, told)
+        elif told and (key in self._attempts or finish == "erred"):
+            self._attempted(key, group, flight, told)
+            self._remember(key, group, flight)
         else:
             self._attempts.pop(key, None)
 
-    def _attempted(self, key: Hashable, group: Group, flight: Flight) -> None:
-        count = self._attempts[key][0] if key in self._attempts else 0
-        self._attempts[key] = (count + 1, attempt_span_id(group.computation.span_id, flight.run_id), "")
+    def _attempted(self, key: Hashable, group: Group, flight: Flight, told: bool) -> None:
+        count, _, cause = self._attempts.get(key, (0, b"", ""))
+        span_id = attempt_span_id(group.computation.span_id, flight.run_id) if told else b""
+        self._attempts[key] = (count + 1, span_id, cause)
 
-    def forget_result(self, key: Hashable) -> None:
-        """A result that was in memory is there no more; if its task runs again in this tick, that is why."""
-        self._from_memory.add(key)
+    def _remember(self, key: Hashable, group: Group, flight: Flight) -> None:
+        """The last attempt for now, of a task that a client may have tried again or that is not at its first."""
+        count, previous, _ = self._attempts.pop(key)
+        if len(previous) == 8:
+            previous = group.computation.parent.trace_id + previous
+        self._last[key] = (flight.run_id, count, previous)
+        self._last.move_to_end(key)
+        if len(self._last) > MAX_HISTORY:
+            self._last.popitem(last=False)
+
+    def _give_up(self, key: Hashable, group: Group) -> None:
+        """A task was released before it had a result, and is not needed any more."""
+        group.computation.cancelled += 1
+        self._attempts.pop(key, None)
 
     # -- attempts ---------------------------------------------------------------------------------------------
     def dispatch(self, key: Hashable, run_id: int, address: str, now: float, peers: bool) -> bytes | list[object] | None:
@@ -271,12 +358,21 @@ class Computations:
         group = self._active.get(key)
         if group is None:
             return None
+        if key in self._flights and self._flights[key].address in self.tellers:
+            group.expected += 1  # Stolen: its worker says that it never ran.
         self._flights[key] = Flight(address, run_id, now)
         computation = group.computation
+        if group.runs is None:
+            group.start = now
+            link, client = computation.link, computation.client
+            group.runs = self._history.begin(Runs(group.name, run_id, client, computation.span_id, link))
+        group.runs.last = run_id
         if computation.detail == OFF:
             return computation.packed
         if key in self._attempts:
             count, previous, cause = self._attempts[key]
+            if previous[:-8] == computation.parent.trace_id:
+                previous = previous[-8:]
             return pack(group.parent(peers), count + 1, previous, cause)
         return group.packed(peers)
 
@@ -293,22 +389,31 @@ class Computations:
         now: float,
         *,
         assumed: bool,
-        error_type: str,
+        failed: bool,
         worker: tuple[str, str],
     ) -> None:
-        """The attempt of ``flight`` ended with its worker ``(address, name)``."""
-        count, previous, _ = self._attempts.get(key, (0, b"", ""))
-        group.own[names.LOST] += 1
-        group.own_seconds[names.LOST] += max(0.0, now - start)
-        group.computation.emitted += 1
-        self._attempted(key, group, flight)
+        """The attempt of ``flight`` ended with its worker ``(address, name)``, and the task with it if it ``failed``."""
+        error_type = names.KILLED_WORKER if failed else names.WORKER_LOST
+        count, previous, cause = self._attempts.get(key, (0, b"", ""))
+        # What nobody else can tell is answered here.
+        group.expected += 1
+        group.sums.add(names.LOST, max(0.0, now - start), ())
+        self._attempted(key, group, flight, told=True)
         if group.computation.detail > OFF:
+            group.sums.emitted += 1
             span_id = self._attempts[key][1]
             self._emit(
                 rollup.lost_span(
-                    group, str(key), span_id, count + 1, previous, start, now, assumed, error_type, worker
+                    group, str(key), span_id, count + 1, previous, cause, start, now, assumed, error_type, worker
                 )
             )
+        if failed:
+            self._remember(key, group, flight)
+
+    def lost_unstarted(self, key: Hashable, group: Group, flight: Flight, failed: bool) -> None:
+        """The dispatch ``flight`` ended with its worker before it began, and the task with it if it ``failed``."""
+        if failed and key in self._attempts:
+            self._remember(key, group, flight)
 
     def add(self, span_id: bytes, wire: list[object]) -> bool:
         """Sums of a group have come from a worker; ``False`` if it was told already."""
@@ -324,20 +429,22 @@ class Computations:
     @property
     def touched(self) -> bool:
         """Whether `check` has something to look at."""
-        return bool(self._touched or self._limbo or self._from_memory)
+        return bool(self._touched or self._limbo)
 
     @property
     def ending(self) -> bool:
         """Whether a computation is settled and not told."""
-        return any(not computation.pending and not computation.graphs for computation in self.unsettled)
+        return any(not c.pending and not c.graphs for c in self.unsettled.values())
 
     def check(self, now: float) -> bool:
         """Tell what has ended; to be called after the tick in which something did.
 
         Returns whether sums are still waited for: call `check` again within `PATIENCE`.
         """
+        for key, group in self._limbo.items():
+            self._give_up(key, group)
         self._limbo.clear()
-        self._from_memory.clear()
+        self._reruns.clear()
         waiting = False
         for computation in list(self._touched):
             if self._tell(computation, now):
@@ -366,20 +473,17 @@ class Computations:
     def _tell_group(self, group: Group) -> None:
         group.told = True
         self._open.pop(group.span_id, None)
+        if group.sums.going > 0:
+            group.own[names.CANCELLED] += group.sums.going
         computation = group.computation
         computation.take(group)
         computation.end = max(computation.end, group.end)
-        self._history[group.name] = (computation.parent.trace_id, computation.span_id, computation.parent.flags)
-        self._history.move_to_end(group.name)
-        if len(self._history) > MAX_HISTORY:
-            self._history.popitem(last=False)
         if computation.detail > OFF:
             self._emit(rollup.group_span(group))
 
     def _tell_computation(self, computation: Computation, state: str) -> None:
-        if computation not in self.unsettled:
+        if self.unsettled.pop(computation.span_id, None) is None:
             return
-        self.unsettled.discard(computation)
         if computation.detail == OFF:
             return
         for tag in reversed(computation.tags.values()):
@@ -392,9 +496,10 @@ class Computations:
         self._limbo.clear()
         self._flights.clear()
         self._attempts.clear()
+        self._last.clear()
         self._joinable.clear()
         self._current = None
-        for computation in list(self.unsettled):
+        for computation in list(self.unsettled.values()):
             for group in list(computation.groups.values()):
                 if group.pending:
                     group.end = now

@@ -220,7 +220,7 @@ def message(exception: BaseException) -> str:
     """What an exception says, also where its ``__str__`` raises."""
     try:
         return str(exception)
-    except Exception as fault:
+    except BaseException as fault:  # Without us nobody might have called it: not even SystemExit may leave.
         return f"<str() of it raised {type(fault).__name__}>"
 
 
@@ -228,5 +228,5 @@ def stacktrace(exception: BaseException) -> str:
     """An exception's traceback as text, also where its ``__str__`` raises."""
     try:
         return "".join(traceback.format_exception(type(exception), exception, exception.__traceback__))
-    except Exception:
+    except BaseException:
         return "".join(traceback.format_tb(exception.__traceback__))

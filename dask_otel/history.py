@@ -21,16 +21,17 @@ _NEIGHBOURS = 8
 class Runs:
     """The dispatches of one group in one computation: numbers from ``first`` to ``last``, others' among them.
 
-    ``link`` points at the computation, ``client`` submitted it.
+    ``client`` submitted the computation, ``span_id`` is its span's; ``link`` points there, if that is sent.
     """
 
-    __slots__ = ("client", "first", "last", "link", "name")
+    __slots__ = ("client", "first", "last", "link", "name", "span_id")
 
-    def __init__(self, name: str, first: int, link: Link, client: str) -> None:
+    def __init__(self, name: str, first: int, client: str, span_id: bytes, link: Link | None) -> None:
         self.name = name
         self.first = self.last = first
-        self.link = link
         self.client = client
+        self.span_id = span_id
+        self.link = link
 
 
 class History:
@@ -44,9 +45,9 @@ class History:
     Examples
     --------
     >>> history = History(limit=10)
-    >>> old = history.begin("inc", 5, Link(b"t" * 16, b"c" * 8), "me")
+    >>> old = history.begin(Runs("inc", 5, "client-1", b"c" * 8, None))
     >>> old.last = 9
-    >>> new = history.begin("inc", 20, Link(b"u" * 16, b"d" * 8), "me")
+    >>> new = history.begin(Runs("inc", 20, "client-1", b"d" * 8, None))
     >>> history.find("inc", 7) is old, history.find("inc", 20) is new, history.find("inc", 12)
     (True, True, None)
     """
@@ -59,11 +60,10 @@ class History:
     def __len__(self) -> int:
         return len(self._order)
 
-    def begin(self, name: str, first: int, link: Link, client: str) -> Runs:
+    def begin(self, runs: Runs) -> Runs:
         """A group's first dispatch; numbers only rise, so that those of one name are in their order."""
-        runs = Runs(name, first, link, client)
         self._order.append(runs)
-        self._by_name.setdefault(name, []).append(runs)
+        self._by_name.setdefault(runs.name, []).append(runs)
         if len(self._order) > self._limit:
             oldest = self._order.popleft()
             alike = self._by_name[oldest.name]

@@ -15,6 +15,9 @@ from weakref import WeakKeyDictionary
 from dask_otel import process
 from dask_otel.settings import Settings
 
+#: Names of our plugins on a server by who turned dask-otel on there.
+BY_PRELOAD, BY_CLIENT = "dask-otel", "dask-otel-by-client"
+
 
 class Telemetry(Protocol):
     """dask-otel on one server."""

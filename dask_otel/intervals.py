@@ -58,7 +58,7 @@ class Interval:
 def nest(
     posts: Sequence[tuple[Hashable, float, str]],
     moments: Sequence[float],
-    compute: tuple[float, float] | None = None,
+    compute: float | None = None,
 ) -> list[Interval]:
     """The outermost intervals, in the order of their ends.
 
@@ -69,7 +69,7 @@ def nest(
     moments:
         When each was posted (s).
     compute:
-        Begin and end (s, the same clock) of the task's function, where Dask tells them.
+        How long (s) the task's function took, where Dask tells it: its two amounts may be cut at zero.
 
     Examples
     --------
@@ -100,11 +100,9 @@ def nest(
 
 
 def _close(
-    open_: list[Interval], label: str, amount: float, end: float, exact: tuple[float, float] | None
+    open_: list[Interval], label: str, amount: float, end: float, exact: float | None
 ) -> Interval:
-    start = end - amount
-    if exact is not None:
-        start, end = exact
+    start = end - (amount if exact is None else exact)
     children: list[Interval] = []
     while open_ and open_[-1].end > start + _TOLERANCE:
         child = open_.pop()

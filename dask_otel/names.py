@@ -88,7 +88,7 @@ CLOCK_OFFSET = _attribute(
 _COMPUTATION = "computation"
 COMPUTATION_ID = _attribute("dask.computation.id", "string", "computation, graph update", "Dask's own id of it.")
 COMPUTATION_STATE = _attribute(
-    "dask.computation.state", "string", "computation, graph update", "`running`, `finished`, `failed`, `restarted` or `closed`."
+    "dask.computation.state", "string", "computation, graph update", "`running`, `finished`, `failed`, `cancelled`, `restarted` or `closed`."
 )
 CLIENT_ID = _attribute("dask.client.id", "string", "computation, graph update", "The client that submitted it.")
 COMPUTATION_TASKS = _attribute("dask.computation.tasks", "int", _COMPUTATION, "Tasks that had to run.")
@@ -100,7 +100,8 @@ WASTED_TIME = _attribute(
     "dask.computation.wasted_time",
     "double (s)",
     _COMPUTATION,
-    "Time of attempts whose result nobody had: failed, cancelled, rescheduled, discarded, lost.",
+    "Time of attempts whose result nobody had (failed, cancelled, rescheduled, discarded, lost), and of those that "
+    "computed a lost result again.",
 )
 TRACE_DETAIL = _attribute("dask.trace.detail", "string", _COMPUTATION, "`activity`, `task` or `group`.")
 SPANS_EMITTED = _attribute("dask.trace.spans.emitted", "int", _COMPUTATION, "Task spans that were recorded.")
@@ -110,7 +111,10 @@ SPANS_ROLLED_UP = _attribute(
 SPANS_DROPPED = _attribute(
     "dask.trace.spans.dropped", "int", _COMPUTATION, "Task spans that did not fit into a worker's queue."
 )
-CODE = _attribute("code.source", "string", _COMPUTATION, "The calling code, where Dask captured it.")
+CODE_FILE = _attribute(
+    "code.file.path", "string", _COMPUTATION, "File of the calling code, where Dask captured it (`computations.nframes`)."
+)
+CODE_LINE = _attribute("code.line.number", "int", _COMPUTATION, "Line of the call in it.")
 
 # -- graph update ------------------------------------------------------------------------------------------------
 _GRAPH = "graph update"

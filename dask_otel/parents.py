@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from dask_otel.records import IS_REMOTE_KNOWN, Link
+
 #: How much of a computation is told: nothing of ours (the context only travels), groups, tasks, activities.
 OFF, GROUP, TASK, ACTIVITY = range(4)
 DETAILS = {"group": GROUP, "task": TASK, "activity": ACTIVITY}
@@ -39,7 +41,9 @@ class Parent(NamedTuple):
 
 class Handed(NamedTuple):
     """What came with one task: its parent, the ordinal of the attempt, the span of the attempt before and,
-    where its result had been there already, why it runs again."""
+    where its result had been there already, why it runs again.
+
+    ``previous`` is a span's id, after its trace's where that is another."""
 
     parent: Parent
     attempt: int = 1
@@ -74,7 +78,7 @@ def unpack(data: object) -> Handed | None:
         data, attempt, previous, cause, trace_state, baggage = data
     if not isinstance(data, bytes) or len(data) != _HEAD_LENGTH:
         return None
-    if not (isinstance(attempt, int) and isinstance(previous, bytes) and len(previous) in (0, 8)):
+    if not (isinstance(attempt, int) and isinstance(previous, bytes) and len(previous) in (0, 8, 24)):
         return None
     if not (isinstance(cause, str) and isinstance(trace_state, str) and isinstance(baggage, str)):
         return None
@@ -83,6 +87,13 @@ def unpack(data: object) -> Handed | None:
         data[:16], data[16:24], data[24:32], data[32], last & _DETAIL_BITS, bool(last & _PEERS_BIT), trace_state, baggage
     )
     return Handed(parent, attempt, previous, cause)
+
+
+def link_to(parent: Parent, previous: bytes) -> tuple[Link, ...]:
+    """The link to the attempt before, if there is one."""
+    if not previous:
+        return ()
+    return (Link(previous[:-8] or parent.trace_id, previous[-8:], parent.flags | IS_REMOTE_KNOWN),)
 
 
 def attempt_span_id(computation_id: bytes, run_id: int) -> bytes:

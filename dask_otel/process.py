@@ -10,9 +10,11 @@ Rules
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
@@ -39,6 +41,7 @@ _WHO = (names.SERVICE_NAME, names.SERVICE_INSTANCE_ID)
 _lock = threading.Lock()
 _pipelines: dict[tuple[Settings, int | None], Pipeline] = {}
 _said: set[str] = set()
+_given: TracerProvider | None = None
 
 
 def say_once(sentence: str, *args: object, level: int = logging.INFO) -> None:
@@ -73,9 +76,20 @@ def new_span_id() -> bytes:
     return (secrets.randbits(64) or 1).to_bytes(8, "big")
 
 
+def use_provider(provider: TracerProvider | None) -> None:
+    """Take this one for the application's, whatever the global one is; ``None`` for the global one again."""
+    global _given
+    _given = provider
+
+
 def application_provider() -> TracerProvider | None:
     """The SDK provider that the application set as the global one, if it did and it is not ours."""
-    provider = trace.get_tracer_provider()
+    if _given is not None:
+        return _given
+    try:
+        provider = trace.get_tracer_provider()
+    except Exception:  # OTEL_PYTHON_TRACER_PROVIDER names what cannot be loaded; the API has logged it
+        return None
     if isinstance(provider, TracerProvider) and not isinstance(provider, OwnProvider):
         return provider
     return None
@@ -99,13 +113,51 @@ def pipeline_for(settings: Settings, provider: TracerProvider | None = None) -> 
 
 
 def flush(timeout: float) -> bool:
-    """Send what this process has; whether all had a fate in time. Blocks: not for event loops."""
+    """Send what this process has; whether all had a fate in time. Blocks: not for event loops.
+
+    An application's provider may take longer: the SDK's own processors do not look at the clock (1.45.2).
+    """
+    until = time.monotonic() + timeout
     with _lock:
         pipelines = list(_pipelines.values())
-    flushed = [pipeline.flush(timeout) for pipeline in pipelines]
+    flushed = [pipeline.flush(max(0.0, until - time.monotonic())) for pipeline in pipelines]
     if (provider := application_provider()) is not None:
-        flushed.append(provider.force_flush(int(timeout * 1000)))
+        flushed.append(_flush_provider(provider, max(0.0, until - time.monotonic())))
     return all(flushed)
+
+
+def _flush_provider(provider: TracerProvider, timeout: float) -> bool:
+    try:
+        return provider.force_flush(int(timeout * 1000))
+    except Exception as error:  # Processors and exporters are anybody's code
+        say_once(
+            "The application's tracer provider cannot flush: %s.", type(error).__name__, level=logging.WARNING
+        )
+        return False
+
+
+async def flush_aside(timeout: float) -> bool:
+    """`flush` for event loops. What takes longer than ``timeout`` is left to itself, and holds up nobody's end."""
+    with _lock:
+        idle = not _pipelines
+    if idle and application_provider() is None:
+        return True
+    loop = asyncio.get_running_loop()
+    flushed: asyncio.Future[bool] = loop.create_future()
+
+    def run() -> None:
+        result = flush(timeout)
+        try:
+            loop.call_soon_threadsafe(lambda: flushed.done() or flushed.set_result(result))
+        except RuntimeError:
+            pass  # The loop is closed: nobody waits any more.
+
+    # A daemon, not the loop's executor, whose threads asyncio.run() waits for.
+    threading.Thread(target=run, name="dask-otel-flush", daemon=True).start()
+    try:
+        return await asyncio.wait_for(flushed, timeout)
+    except asyncio.TimeoutError:
+        return False
 
 
 def close(timeout: float) -> bool:
@@ -132,13 +184,28 @@ class Outlet:
     def __init__(
         self, settings: Settings, role: str, instance_id: str, extra: Callable[[], Mapping[str, Value]]
     ) -> None:
-        self.settings = settings
-        self.sampler = sampling.RootSampler(settings.sampler)
         self._role = role
         self._instance_id = instance_id
         self._extra = extra
+        self.use(settings)
+
+    def use(self, settings: Settings) -> None:
+        """Go on by other settings."""
+        self.settings = settings
+        self._sampler = sampling.RootSampler(settings.sampler)
+        self._asked: tuple[TracerProvider, sampling.RootSampler] | None = None
         self._emitter: Emitter | None = None
         self._provider: TracerProvider | None = None
+
+    @property
+    def sampler(self) -> sampling.RootSampler:
+        """The application's provider's, where there is one; else that of the settings."""
+        provider = application_provider()
+        if provider is None:
+            return self._sampler
+        if self._asked is None or self._asked[0] is not provider:
+            self._asked = provider, sampling.RootSampler.of(provider.sampler)
+        return self._asked[1]
 
     @property
     def sending(self) -> bool:
@@ -146,6 +213,15 @@ class Outlet:
         if self.settings.disabled or self.sampler.always_off:
             return False
         return self.settings.exporting or application_provider() is not None
+
+    def explain(self, *, loud: bool) -> None:
+        """Say what to type where nobody said where to send; a warning in the process of whoever asked for us."""
+        if not self.settings.exporters and not self.settings.disabled and application_provider() is None:
+            say_once(config.explain(), level=logging.WARNING if loud else logging.INFO)
+
+    def decide(self, trace_id: bytes, name: str, kind: int) -> sampling.Decision:
+        """Ask the sampler about a trace that starts here; ``kind`` is OTLP's number."""
+        return self.sampler.decide(int.from_bytes(trace_id, "big"), name, kind, {}, None)
 
     def emit(self, item: object) -> None:
         """Hand in a span, or what becomes spans."""
@@ -248,11 +324,6 @@ def _span_limits(limits: Limits) -> SpanLimits:
         max_attribute_length=given(limits.nested_attribute_length),
         max_span_attribute_length=given(limits.attribute_length),
     )
-
-
-def decide(sampler: sampling.RootSampler, trace_id: bytes, name: str, kind: int) -> sampling.Decision:
-    """Ask the sampler about a trace that starts here."""
-    return sampler.decide(int.from_bytes(trace_id, "big"), name, kind, {}, None)
 
 
 #: Flags of an id that we made: the random bit says that it can be sampled by.

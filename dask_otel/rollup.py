@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from dask_otel import names
 from dask_otel.attempts import MAX_KEY_LENGTH, TASK_NAMES, amount_attributes
 from dask_otel.carried import Carried
-from dask_otel.parents import DETAILS, OFF, Parent, pack
+from dask_otel.history import Runs
+from dask_otel.parents import DETAILS, OFF, Parent, link_to, pack
 from dask_otel.records import (
     CLIENT,
     CONSUMER,
@@ -70,7 +71,9 @@ class Computation:
         self.links = links
         self.attributes = attributes
         self.dask_id = ""
-        self.pending = self.graphs = self.tasks = self.erred = 0
+        #: File and line of the calling code, where Dask captured it.
+        self.code: tuple[str, int] | None = None
+        self.pending = self.graphs = self.tasks = self.erred = self.cancelled = 0
         self.groups: dict[tuple[str, str], Group] = {}
         self.tags: dict[str, Tag] = {}
         self.prefixes: dict[str, None] = {}
@@ -110,7 +113,7 @@ class Computation:
         """Add a told group's totals."""
         for outcome, n in group.outcomes().items():
             self.outcomes[outcome] += n
-        self.wasted += group.sums.wasted + sum(group.own_seconds.values())
+        self.wasted += group.sums.wasted
         self.emitted += group.sums.emitted
         self.dropped += group.sums.dropped
         self.rolled_up += max(0, group.sums.attempts - group.sums.emitted - group.sums.dropped)
@@ -161,20 +164,18 @@ class Group:
         self.span_id = span_id
         self.start = self.end = start
         self.pending = self.expected = self.upstream_failed = 0
+        #: Outcomes that only the scheduler knows: of tasks at workers without dask-otel, of runs that go on.
         self.own: defaultdict[str, int] = defaultdict(int)
-        self.own_seconds: defaultdict[str, float] = defaultdict(float)
         self.sums = Sums()
+        self.runs: Runs | None = None
         self.told = False
         self._parents: list[Parent | None] = [None, None]
         self._packed: list[bytes | list[object] | None] = [None, None]
 
     @property
     def complete(self) -> bool:
-        """Whether the sums of every attempt that is known to have ended have come.
-
-        The scheduler does not hear of the end of a cancelled one.
-        """
-        return self.sums.attempts - self.sums.counts.get(names.CANCELLED, 0) >= self.expected
+        """Whether the workers have answered for every dispatch that is over for the scheduler."""
+        return self.sums.answers >= self.expected
 
     def parent(self, peers: bool) -> Parent:
         """What this group's tasks must know."""
@@ -283,6 +284,7 @@ def _group_attributes(group: Group) -> Iterator[tuple[str, Value]]:
         yield names.DURATION + "min", sums.minimum
         yield names.DURATION + "max", sums.maximum
         yield from ((names.DURATION + name, sums.quantile(q)) for name, q in _QUANTILES)
+    if names.SUCCESS in sums.counts:
         yield names.RESULT_SIZE, sums.size
     yield from amount_attributes([(label, value, unit) for (label, unit), value in sums.amounts.items()])
 
@@ -291,6 +293,8 @@ def computation_span(computation: Computation, state: str) -> Span:
     """The span of a computation, told last, with its totals."""
     if state == names.FINISHED and computation.erred:
         state = names.FAILED
+    elif state == names.FINISHED and computation.cancelled:
+        state = names.CANCELLED
     attributes: list[tuple[str, Value]] = [
         *_identity(computation, state),
         (names.COMPUTATION_TASKS, computation.tasks),
@@ -301,6 +305,7 @@ def computation_span(computation: Computation, state: str) -> Span:
         (names.SPANS_EMITTED, computation.emitted),
         (names.SPANS_ROLLED_UP, computation.rolled_up),
         (names.SPANS_DROPPED, computation.dropped),
+        *(zip((names.CODE_FILE, names.CODE_LINE), computation.code) if computation.code else ()),
         *computation.attributes,
     ]
     failed = state == names.FAILED
@@ -327,6 +332,7 @@ def lost_span(
     span_id: bytes,
     ordinal: int,
     previous: bytes,
+    cause: str,
     start: float,
     end: float,
     assumed: bool,
@@ -334,7 +340,6 @@ def lost_span(
     worker: tuple[str, str],
 ) -> Span:
     """The span of an attempt that died with its worker; nobody else can tell it."""
-    parent = group.computation.parent
     attributes: list[tuple[str, Value]] = [
         (names.TASK_PREFIX, group.prefix),
         (names.TASK_GROUP, group.name),
@@ -346,9 +351,10 @@ def lost_span(
         (names.OUTCOME, names.LOST),
         (names.ERROR_TYPE, error_type),
     ]
+    if cause:
+        attributes.append((names.CAUSE, cause))
     if assumed:
         attributes.append((names.STARTED, names.ASSUMED))
-    links = (Link(parent.trace_id, previous, parent.flags | IS_REMOTE_KNOWN),) if previous else ()
     return _scheduler_span(
         group.computation,
         TASK_NAMES.name(group.prefix),
@@ -359,7 +365,7 @@ def lost_span(
         start,
         end,
         tuple(attributes),
-        links=links,
+        links=link_to(group.computation.parent, previous),
         status=ERROR,
         message=f"worker {worker[0]} was lost",
     )

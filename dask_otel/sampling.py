@@ -48,6 +48,21 @@ class RootSampler:
         except Exception as error:  # noqa: BLE001 - an entry point is anybody's code
             self._complain(error)
 
+    @classmethod
+    def of(cls, sampler: Sampler) -> RootSampler:
+        """One that asks the sampler of an application's provider.
+
+        Examples
+        --------
+        >>> from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+        >>> RootSampler.of(ALWAYS_OFF).always_off
+        True
+        """
+        made = cls(settings.Sampler())
+        made._sampler = sampler
+        made._name = "always_off" if sampler is _always_off() else type(sampler).__name__
+        return made
+
     @property
     def always_off(self) -> bool:
         """Whether this process sends no spans of ours at all, whatever a trace's flag says."""
@@ -94,6 +109,12 @@ def _complain(name: str, error: Exception) -> None:
         name,
         type(error).__name__,
     )
+
+
+def _always_off() -> Sampler:
+    from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+
+    return ALWAYS_OFF
 
 
 def _load(sampler: settings.Sampler) -> Sampler:

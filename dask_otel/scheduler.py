@@ -9,23 +9,30 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from dask_otel import config, names, process, submission
+from dask_otel import names, process, submission
 from dask_otel.carried import Decision
 from dask_otel.computations import PATIENCE, Activated, Computations
+from dask_otel.export.pipeline import CLOSE_TIMEOUT
 from dask_otel.guard import Guard
+from dask_otel.holders import BY_CLIENT, BY_PRELOAD, Holders
 from dask_otel.parents import DETAILS, OFF
 from dask_otel.rollup import Graph
 from dask_otel.seam.scheduler import SchedulerSeam, Submission
 from dask_otel.settings import Settings
+from dask_otel.version import __version__
 
 if TYPE_CHECKING:
     from distributed import Scheduler
+
+#: Seconds that a worker has to say that it runs dask-otel, from the end of the first task that says it does not.
+GRACE = 1.0
 
 
 class SchedulerTelemetry:
@@ -48,23 +55,32 @@ class SchedulerTelemetry:
         )
         self._loop = asyncio.get_running_loop()
         self._checking = False
+        self._patient = False
         self._first = True
-        self._instrumented: dict[str, str] = self.seam.running()
+        self._instrumented: dict[str, str] = {}
+        self.model.tellers = self._instrumented
+        self._said_silent = False
         self._workers = set(scheduler.workers)
         self._lost: dict[str, dict[Hashable, float | None]] = {}
         self._peers = False
-        self._count_peers()
+        for address in self._workers:
+            self._worker_runs(address, self.seam.version(address))
+
+    def use(self, settings: Settings) -> None:
+        """Go on by other settings, from the next graph on."""
+        self.settings = settings
+        self.outlet.use(settings)
+        self.model.max_age = settings.max_age
+        self._first = True
 
     def _start(self) -> None:
         """The first graph: whoever sets a provider has had the time to."""
         self._first = False
-        if self.outlet.sending:
-            self.model.detail = DETAILS[self.settings.detail]
-        elif not self.settings.disabled:
-            process.say_once(config.explain())
+        self.model.detail = DETAILS[self.settings.detail] if self.outlet.sending else OFF
+        self.outlet.explain(loud=True)
 
     def _sample(self, trace_id: bytes, kind: int) -> Decision:
-        decision = process.decide(self.outlet.sampler, trace_id, names.COMPUTATION, kind)
+        decision = self.outlet.decide(trace_id, names.COMPUTATION, kind)
         return Decision(decision.sampled, decision.attributes, decision.trace_state)
 
     # -- graphs -------------------------------------------------------------------------------------------------
@@ -72,7 +88,9 @@ class SchedulerTelemetry:
         if self._first:
             self._start()
         carried, operation = submission.unpack(received.annotation)
-        return self.model.receive(received.stimulus_id, received.client, carried, operation, time.time())
+        graph = self.model.receive(received.stimulus_id, received.client, carried, operation, time.time())
+        graph.computation.code = graph.computation.code or received.code
+        return graph
 
     def graph_created(self, stimulus_id: str, computation_id: str, client: str) -> None:
         if self._first:
@@ -96,9 +114,11 @@ class SchedulerTelemetry:
         if group is not None and flight is not None:
             if not self.seam.alive(flight.address):
                 self._lose(key, group, flight, finish)
-            elif retried or finish in ("memory", "erred"):
-                instrumented = flight.address in self._instrumented
-                self.model.ended(key, group, flight, finish, told=instrumented)
+            else:
+                self.model.ended(key, group, flight, finish, ran=retried or finish != "released")
+                if flight.address not in self._instrumented and not self._said_silent and self.model.detail > OFF:
+                    self._said_silent = True
+                    self._loop.call_later(GRACE, self._say_silent)
         if self.model.touched:
             self._check_soon()
 
@@ -107,9 +127,10 @@ class SchedulerTelemetry:
         now = time.time()
         started = self._lost.get(flight.address)
         if started is None:
-            keys = [key, *(k for k, _ in self.model.flights(flight.address))]
-            started = self._lost[flight.address] = self.seam.started(flight.address, keys, now)
+            sent = {key: flight.time, **{k: f.time for k, f in self.model.flights(flight.address)}}
+            started = self._lost[flight.address] = self.seam.started(flight.address, sent)
         if key not in started:
+            self.model.lost_unstarted(key, group, flight, failed=finish == "erred")
             return
         since = started[key]
         self.model.lose(
@@ -119,13 +140,12 @@ class SchedulerTelemetry:
             since if since is not None else flight.time,
             now,
             assumed=since is None,
-            error_type=names.KILLED_WORKER if finish == "erred" else names.WORKER_LOST,
+            failed=finish == "erred",
             worker=(flight.address, self.seam.worker_name(flight.address)),
         )
 
-    def result_released(self, key: Hashable) -> None:
-        self.model.forget_result(key)
-        self._check_soon()
+    def task_blocked(self, key: Hashable) -> None:
+        self.model.blocked(key)
 
     def dispatched(self, key: Hashable, run_id: int, address: str) -> object:
         return self.model.dispatch(key, run_id, address, time.time(), self._peers)
@@ -134,8 +154,7 @@ class SchedulerTelemetry:
     def worker_told(self, address: str, message: dict[str, Any]) -> None:
         """A worker sent sums, or says that it runs dask-otel."""
         if "hello" in message:
-            self._instrumented[address] = str(message["hello"])
-            self._count_peers()
+            self._worker_runs(address, message["hello"])
         for group_id, sums in message.get("groups", ()):
             self.model.add(group_id, sums)
         if self.model.touched:
@@ -144,7 +163,7 @@ class SchedulerTelemetry:
     def worker_added(self, address: str) -> None:
         self.seam.worker_added(address)
         self._workers.add(address)
-        self._count_peers()
+        self._worker_runs(address, self.seam.version(address))
 
     def worker_removed(self, address: str) -> None:
         self.seam.worker_removed(address)
@@ -153,6 +172,37 @@ class SchedulerTelemetry:
         self._lost.pop(address, None)
         self._count_peers()
 
+    def _worker_runs(self, address: str, version: object) -> None:
+        """A worker runs this version of dask-otel; ``None`` if it does not, or no longer."""
+        if version is None:
+            self._instrumented.pop(address, None)
+        else:
+            self._instrumented[address] = str(version)
+            if version != __version__:
+                process.say_once(
+                    "Workers run dask-otel %s, the scheduler %s: what only one of them knows is not told. "
+                    "Install the same everywhere, like pip install dask-otel==%s.",
+                    version,
+                    __version__,
+                    __version__,
+                    level=logging.WARNING,
+                )
+        self._count_peers()
+
+    def _say_silent(self) -> None:
+        """Say once that tasks run where dask-otel does not."""
+        silent = sorted(self.silent)
+        self._said_silent = bool(silent)
+        if silent:
+            process.say_once(
+                "%d of %d workers do not run dask-otel (%s): their tasks are counted and have no spans. Start workers "
+                "with --preload dask_otel, or call dask_otel.enable(client).",
+                len(silent),
+                len(self._workers),
+                ", ".join(silent[:3]) + (", …" if len(silent) > 3 else ""),
+                level=logging.WARNING,
+            )
+
     def _count_peers(self) -> None:
         self._peers = bool(self._workers) and self._workers <= self._instrumented.keys()
 
@@ -160,11 +210,6 @@ class SchedulerTelemetry:
     def silent(self) -> set[str]:
         """Workers that do not run dask-otel, as far as is known."""
         return self._workers - self._instrumented.keys()
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """Versions of dask-otel on the workers that run it."""
-        return dict(self._instrumented)
 
     # -- ends ---------------------------------------------------------------------------------------------------
     def _check_soon(self) -> None:
@@ -175,10 +220,15 @@ class SchedulerTelemetry:
     def _check(self) -> None:
         self._checking = False
         try:
-            if self.model.check(time.time()):
-                self._loop.call_later(PATIENCE + 0.01, self._check_soon)
+            if self.model.check(time.time()) and not self._patient:
+                self._patient = True
+                self._loop.call_later(PATIENCE + 0.01, self._check_again)
         except Exception:
             self.guard.fault("check")
+
+    def _check_again(self) -> None:
+        self._patient = False
+        self._check_soon()
 
     async def settled(self, timeout: float) -> bool:
         """Wait until no computation waits for its workers' sums; whether that was so in time."""
@@ -195,20 +245,28 @@ class SchedulerTelemetry:
 class SchedulerOtel(SchedulerPlugin):
     """The scheduler's plugin; made with the settings of whoever registers it, used where the scheduler has none."""
 
-    name = "dask-otel"
     idempotent = True
 
     def __init__(self, settings: Settings | None = None, by_client: bool = False) -> None:
         self.settings = settings
         self.by_client = by_client
+        self.name = BY_CLIENT if by_client else BY_PRELOAD
         self.telemetry: SchedulerTelemetry | None = None
+        self._scheduler: Scheduler | None = None
 
     async def start(self, scheduler: Scheduler) -> None:
+        """Report, unless a plugin of ours does already. Distributed starts what a preload has added once more."""
+        self._scheduler = scheduler
         try:
-            self.telemetry = SchedulerTelemetry(scheduler, process.settings_for_server(self.settings))
-            self.telemetry.seam.install()
+            schedulers.join(scheduler, self, self._report)
         except Exception:
             Guard("the scheduler").fault("start")
+
+    def _report(self, settings: Settings) -> SchedulerTelemetry:
+        assert self._scheduler is not None
+        telemetry = SchedulerTelemetry(self._scheduler, settings)
+        telemetry.seam.install()
+        return telemetry
 
     def __reduce__(self) -> tuple[type[SchedulerOtel], tuple[Settings | None, bool]]:
         return SchedulerOtel, (self.settings, self.by_client)
@@ -250,9 +308,13 @@ class SchedulerOtel(SchedulerPlugin):
             self.telemetry.stop(names.RESTARTED)
 
     async def close(self) -> None:
-        telemetry, self.telemetry = self.telemetry, None
+        telemetry = schedulers.leave(self._scheduler, self) if self._scheduler is not None else None
         if telemetry is not None:
             telemetry.stop(names.CLOSED)
             telemetry.seam.uninstall()
-            await asyncio.to_thread(process.flush, 1.5)
+            await process.flush_aside(CLOSE_TIMEOUT)
+
+
+#: The schedulers of this process that report.
+schedulers: Holders[SchedulerTelemetry] = Holders()
 

@@ -3,7 +3,7 @@
 Rules
 -----
 1. Standard library only; no clock.
-2. Every attempt is added once, whether a span of it is sent or not.
+2. Every attempt is added once, whether a span of it is sent or not; a dispatch that came to no attempt is counted.
 3. What travels is lists of numbers and text: msgpack takes it as it is.
 """
 
@@ -36,7 +36,20 @@ class Sums:
     True
     """
 
-    __slots__ = ("amounts", "buckets", "counts", "dropped", "emitted", "maximum", "minimum", "seconds", "size")
+    __slots__ = (
+        "amounts",
+        "buckets",
+        "counts",
+        "dropped",
+        "emitted",
+        "going",
+        "maximum",
+        "minimum",
+        "recomputed",
+        "seconds",
+        "size",
+        "unstarted",
+    )
 
     def __init__(self) -> None:
         self.counts: defaultdict[str, int] = defaultdict(int)
@@ -48,6 +61,12 @@ class Sums:
         self.size = 0
         self.emitted = 0
         self.dropped = 0
+        #: Seconds of successes whose result had been there and was lost.
+        self.recomputed = 0.0
+        #: Dispatches that ended before they began: cancelled or stolen in a worker's queue.
+        self.unstarted = 0
+        #: Attempts that were cancelled and have not ended.
+        self.going = 0
 
     def add(
         self, outcome: str, seconds: float, amounts: Iterable[tuple[Hashable, float, str]], size: int | None = None
@@ -72,14 +91,19 @@ class Sums:
         return sum(self.counts.values())
 
     @property
+    def answers(self) -> int:
+        """Dispatches whose end is known."""
+        return self.attempts + self.unstarted
+
+    @property
     def total(self) -> float:
         """Seconds of all attempts."""
         return sum(self.seconds.values())
 
     @property
     def wasted(self) -> float:
-        """Seconds of the attempts that gave no result."""
-        return sum(seconds for outcome, seconds in self.seconds.items() if outcome != "success")
+        """Seconds of the attempts that gave no result, or one that had been there before."""
+        return self.recomputed + sum(seconds for outcome, seconds in self.seconds.items() if outcome != "success")
 
     def quantile(self, q: float) -> float:
         """The duration (s) that a fraction ``q`` of the attempts did not exceed, within `RELATIVE_ERROR`."""
@@ -103,11 +127,14 @@ class Sums:
             self.size,
             self.emitted,
             self.dropped,
+            self.recomputed,
+            self.unstarted,
+            self.going,
         ]
 
     def merge(self, wire: list[object]) -> None:
         """Add what `to_wire` gave elsewhere."""
-        counts, amounts, buckets, minimum, maximum, size, emitted, dropped = wire
+        counts, amounts, buckets, minimum, maximum, size, emitted, dropped, recomputed, unstarted, going = wire
         for outcome, n, seconds in counts:  # type: ignore[attr-defined]
             self.counts[outcome] += n
             self.seconds[outcome] += seconds
@@ -121,3 +148,6 @@ class Sums:
         self.size += size  # type: ignore[operator]
         self.emitted += emitted  # type: ignore[operator]
         self.dropped += dropped  # type: ignore[operator]
+        self.recomputed += recomputed  # type: ignore[operator]
+        self.unstarted += unstarted  # type: ignore[operator]
+        self.going += going  # type: ignore[operator]

@@ -11,25 +11,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from distributed import Client, Nanny, Scheduler, Worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from dask_otel import process
-from dask_otel.client import ClientTelemetry, TaskClients
+from dask_otel.client import ClientTelemetry
+from dask_otel.export.pipeline import CLOSE_TIMEOUT
 from dask_otel.guard import Guard
-from dask_otel.scheduler import SchedulerOtel
+from dask_otel.holders import BY_CLIENT, BY_PRELOAD, Holders
+from dask_otel.scheduler import SchedulerOtel, schedulers
+from dask_otel.seam import arrival
 from dask_otel.seam import client as client_seam
 from dask_otel.settings import Settings
-from dask_otel.version import __version__
 from dask_otel.worker import WorkerTelemetry
 
 logger = logging.getLogger("dask_otel")
 
-#: Names of the worker's plugin by who registered it: two, so that neither removes the other.
-BY_PRELOAD, BY_CLIENT = "dask-otel", "dask-otel-by-client"
+#: Seconds that workers have to say that they run dask-otel, after `enable` has told them to.
+PATIENCE = 1.0
 
 
 class WorkerOtel(WorkerPlugin):
@@ -41,42 +43,39 @@ class WorkerOtel(WorkerPlugin):
         self.settings = settings
         self.name = name
         self.telemetry: WorkerTelemetry | None = None
-        self._task_clients: TaskClients | None = None
+        self._worker: Worker | None = None
 
-    def __reduce__(self) -> tuple[type[WorkerOtel], tuple[Settings | None, str]]:
-        return WorkerOtel, (self.settings, self.name)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return arrival.reduced(WorkerOtel, self.settings, self.name)
 
     def setup(self, worker: Worker) -> None:
-        if worker in _workers:
-            return
+        self._worker = worker
         try:
-            settings = process.settings_for_server(self.settings)
-            telemetry = WorkerTelemetry(worker, settings, own_process=_own_process(worker))
-            self._task_clients = TaskClients(settings, telemetry.guard)
-            client_seam.listen_everywhere(self._task_clients)
-            telemetry.seam.install()
-            telemetry.seam.tell_scheduler({"hello": __version__})
-            self.telemetry = _workers[worker] = telemetry
+            _workers.join(worker, self, self._report)
         except Exception:
             Guard(f"worker {worker.address}").fault("setup")
 
+    def _report(self, settings: Settings) -> WorkerTelemetry:
+        worker = self._worker
+        assert worker is not None
+        telemetry = WorkerTelemetry(
+            worker, settings, own_process=_own_process(worker), asked_here=self.name == BY_PRELOAD
+        )
+        telemetry.start()
+        return telemetry
+
     async def teardown(self, worker: Worker) -> None:
-        telemetry, self.telemetry = self.telemetry, None
-        if telemetry is None:
-            return
-        _workers.pop(worker, None)
-        telemetry.flush_sums()
-        telemetry.seam.uninstall()
-        if self._task_clients is not None:
-            client_seam.forget_everywhere(self._task_clients)
-        await asyncio.to_thread(process.flush, 1.5)
+        telemetry = _workers.leave(worker, self)
+        if telemetry is not None:
+            telemetry.stop()
+            await process.flush_aside(CLOSE_TIMEOUT)
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
         if self.telemetry is not None:
             self.telemetry.seam.transition(key, start, finish)
 
 
-_workers: WeakKeyDictionary[Worker, WorkerTelemetry] = WeakKeyDictionary()
+_workers: Holders[WorkerTelemetry] = Holders()
 
 
 def _own_process(worker: Worker) -> bool:
@@ -100,37 +99,62 @@ async def dask_setup(server: Scheduler | Worker | Nanny | Client) -> None:
     elif isinstance(server, Worker):
         if BY_PRELOAD not in server.plugins:
             await server.plugin_add(WorkerOtel(name=BY_PRELOAD), name=BY_PRELOAD)
-    elif isinstance(server, Client):
-        instrument_client(server)
+    elif isinstance(server, Client) and not client_seam.of_worker(server):
+        instrument_client(server, BY_PRELOAD)
 
 
 async def _setup_scheduler(scheduler: Scheduler) -> None:
-    if SchedulerOtel.name not in scheduler.plugins:
-        plugin = SchedulerOtel(process.settings_for_server(None))
+    if BY_PRELOAD not in scheduler.plugins:
+        plugin = SchedulerOtel()
         await plugin.start(scheduler)
         scheduler.add_plugin(plugin, name=plugin.name)
 
 
 async def dask_teardown(server: Scheduler | Worker | Nanny | Client) -> None:
     """Send what is left: Dask calls it when the server closes."""
-    if isinstance(server, Client):
+    if isinstance(server, Client) and client_seam.listening(server) is not None:
         client_seam.forget(server)
-        await asyncio.to_thread(process.flush, 1.5)
+        await process.flush_aside(CLOSE_TIMEOUT)
+
+
+async def undo_setup(server: Scheduler | Worker | Client) -> None:
+    """Undo `dask_setup` on what still runs."""
+    if isinstance(server, Scheduler):
+        await _remove_scheduler_plugin(server, BY_PRELOAD)
+    elif isinstance(server, Worker):
+        if BY_PRELOAD in server.plugins:
+            await server.plugin_remove(BY_PRELOAD)
+    else:
+        forget_client(server, BY_PRELOAD)
+
+
+async def _remove_scheduler_plugin(scheduler: Scheduler, name: str) -> None:
+    plugin = scheduler.plugins.get(name)
+    if isinstance(plugin, SchedulerOtel):
+        scheduler.remove_plugin(name)
+        await plugin.close()
 
 
 # -- clients ------------------------------------------------------------------------------------------------------
 
 
-def instrument_client(client: Client, settings: Settings | None = None) -> ClientTelemetry:
+def instrument_client(client: Client, asked_by: str = BY_CLIENT) -> ClientTelemetry:
     """Listen to one client; the second time changes nothing."""
-    found = client_seam.listening(client)
-    if isinstance(found, ClientTelemetry):
-        return found
-    if settings is None:
-        settings = process.settings_for_server(None)
-    telemetry = ClientTelemetry(client, settings)
-    client_seam.listen(client, telemetry)
+    telemetry = client_seam.listening(client)
+    if not isinstance(telemetry, ClientTelemetry):
+        telemetry = ClientTelemetry(client, process.settings_for_server(None))
+        client_seam.listen(client, telemetry)
+    telemetry.asked_by.add(asked_by)
     return telemetry
+
+
+def forget_client(client: Client, asked_by: str) -> None:
+    """Listen to it no more, unless somebody else asked for it too."""
+    telemetry = client_seam.listening(client)
+    if isinstance(telemetry, ClientTelemetry):
+        telemetry.asked_by.discard(asked_by)
+        if not telemetry.asked_by:
+            client_seam.forget(client)
 
 
 def enable(client: Client) -> Any:
@@ -156,25 +180,50 @@ def enable(client: Client) -> Any:
 
 
 async def _enable(client: Client) -> None:
-    settings = process.settings_for_server(None)
-    instrument_client(client, settings)
+    telemetry = instrument_client(client)
     missing = []
     try:
-        await client.register_plugin(SchedulerOtel(settings, by_client=True)) if client.asynchronous else (
-            await client._register_scheduler_plugin(SchedulerOtel(settings, by_client=True), SchedulerOtel.name, True)
-        )
+        await client._register_scheduler_plugin(SchedulerOtel(telemetry.settings, by_client=True), BY_CLIENT, True)
     except Exception as fault:
-        missing.append(f"the scheduler ({fault})")
+        telemetry.ask_scheduler = False  # It is told here.
+        missing.append(f"the scheduler ({type(fault).__name__})")
     try:
-        await client._register_worker_plugin(WorkerOtel(settings, BY_CLIENT), BY_CLIENT, True)
+        await _enable_workers(client, WorkerOtel(telemetry.settings, BY_CLIENT))
+        if silent := [] if missing else await client._run_on_scheduler(_silent, wait=True):
+            missing.append(f"{len(silent)} workers ({', '.join(silent[:3])}{', …' if len(silent) > 3 else ''})")
     except Exception as fault:
-        missing.append(f"workers ({fault})")
+        missing.append(f"workers ({type(fault).__name__})")
     if missing:
         logger.warning(
-            "dask-otel could not be turned on at %s. Install dask-otel there (pip install dask-otel) and call "
+            "dask-otel could not be turned on at %s. Install it there (pip install dask-otel) and call "
             "dask_otel.enable(client) again.",
             " and at ".join(missing),
         )
+
+
+async def _enable_workers(client: Client, plugin: WorkerOtel) -> None:
+    if not await client._register_worker_plugin(plugin, BY_CLIENT, True):
+        # It was registered before: those that could not take it then are asked again.
+        await client._run_on_scheduler(_add_again, wait=True)
+
+
+async def _add_again(dask_scheduler: Scheduler) -> None:
+    telemetry = schedulers.telemetry(dask_scheduler)
+    silent = sorted(telemetry.silent) if telemetry is not None else []
+    if silent:
+        plugin = dask_scheduler.worker_plugins[BY_CLIENT]
+        await dask_scheduler.broadcast(
+            msg={"op": "plugin-add", "plugin": plugin, "name": BY_CLIENT}, workers=silent, on_error="ignore"
+        )
+
+
+async def _silent(dask_scheduler: Scheduler) -> list[str]:
+    """Workers that have been told to turn dask-otel on and did not."""
+    telemetry = schedulers.telemetry(dask_scheduler)
+    deadline = time.monotonic() + PATIENCE
+    while telemetry is not None and telemetry.silent and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)
+    return sorted(telemetry.silent) if telemetry is not None else []
 
 
 def disable(client: Client) -> Any:
@@ -183,20 +232,25 @@ def disable(client: Client) -> Any:
 
 
 async def _disable(client: Client) -> None:
-    client_seam.forget(client)
-    try:
-        await client._unregister_worker_plugin(BY_CLIENT)
-    except Exception as fault:
-        logger.debug("No worker plugin to remove: %s", fault)
+    forget_client(client, BY_CLIENT)
+    for undo in (_disable_workers, _disable_scheduler_of):
+        try:
+            await undo(client)
+        except Exception as fault:
+            logger.debug("dask-otel was not on: %s", fault)
+    await process.flush_aside(CLOSE_TIMEOUT)
+
+
+async def _disable_workers(client: Client) -> None:
+    await client._unregister_worker_plugin(BY_CLIENT)
+
+
+async def _disable_scheduler_of(client: Client) -> None:
     await client._run_on_scheduler(_disable_scheduler, wait=True)
-    await asyncio.to_thread(process.flush, 1.5)
 
 
 async def _disable_scheduler(dask_scheduler: Scheduler) -> None:
-    plugin = dask_scheduler.plugins.get(SchedulerOtel.name)
-    if isinstance(plugin, SchedulerOtel) and plugin.by_client:
-        dask_scheduler.remove_plugin(SchedulerOtel.name)
-        await plugin.close()
+    await _remove_scheduler_plugin(dask_scheduler, BY_CLIENT)
 
 
 def flush(client: Client, timeout: float = 10.0) -> Any:
@@ -218,20 +272,19 @@ def flush(client: Client, timeout: float = 10.0) -> Any:
 async def _flush(client: Client, timeout: float) -> bool:
     workers = await client._run(_flush_worker, timeout=timeout)
     scheduler = await client._run_on_scheduler(_flush_scheduler, timeout=timeout, wait=True)
-    own = await asyncio.to_thread(process.flush, timeout)
+    own = await process.flush_aside(timeout)
     return all(workers.values()) and scheduler and own
 
 
 async def _flush_worker(dask_worker: Worker, timeout: float) -> bool:
-    telemetry = _workers.get(dask_worker)
+    telemetry = _workers.telemetry(dask_worker)
     if telemetry is not None:
         telemetry.flush_sums()
-    return await asyncio.to_thread(process.flush, timeout)
+    return await process.flush_aside(timeout)
 
 
 async def _flush_scheduler(dask_scheduler: Scheduler, timeout: float) -> bool:
-    plugin = dask_scheduler.plugins.get(SchedulerOtel.name)
-    telemetry = plugin.telemetry if isinstance(plugin, SchedulerOtel) else None
+    telemetry = schedulers.telemetry(dask_scheduler)
     if telemetry is not None:
         await telemetry.settled(timeout)
-    return await asyncio.to_thread(process.flush, timeout)
+    return await process.flush_aside(timeout)

@@ -10,24 +10,29 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from distributed.diagnostics.plugin import WorkerPlugin
 from opentelemetry.context import Context
 
-from dask_otel import actors, config, current, names, process, submission, transfers
+from dask_otel import actors, current, names, process, submission, transfers
 from dask_otel.attempts import Attempt, Failure, Origin, failure_from_text, origin
+from dask_otel.client import TaskClients
 from dask_otel.guard import Guard
 from dask_otel.parents import GROUP, OFF, TASK, Handed, Parent, attempt_span_id, unpack
+from dask_otel.seam import client as client_seam
 from dask_otel.seam.transfers import Transfer
 from dask_otel.seam.worker import Ended, Run, WorkerSeam
 from dask_otel.settings import Settings
 from dask_otel.sums import Sums
+from dask_otel.version import __version__
 
 if TYPE_CHECKING:
     from distributed import Worker
+
+logger = logging.getLogger("dask_otel")
 
 #: Seconds that sums wait for more of their kind.
 FLUSH_AFTER = 0.05
@@ -64,10 +69,11 @@ class Traced:
 
 
 class WorkerTelemetry:
-    """dask-otel on one worker."""
+    """dask-otel on one worker; ``asked_here`` says whether by whoever started its process."""
 
-    def __init__(self, worker: Worker, settings: Settings, own_process: bool) -> None:
+    def __init__(self, worker: Worker, settings: Settings, *, own_process: bool, asked_here: bool) -> None:
         self.settings = settings
+        self._asked_here = asked_here
         self.guard = Guard(f"worker {worker.address}")
         self.outlet = process.Outlet(settings, "worker", worker.id, lambda: _resource(worker))
         self.seam = WorkerSeam(worker, self, self.guard)
@@ -79,7 +85,28 @@ class WorkerTelemetry:
         self._waiting_sums: list[Place] = []
         self._flushing = False
         self._first = True
+        self._said_missing = False
         self.sending = False
+        self._task_clients = TaskClients(settings, self.guard)
+
+    def start(self) -> None:
+        """Report from now on."""
+        client_seam.listen_everywhere(self._task_clients)
+        self.seam.install()
+        self.seam.tell_scheduler({"hello": __version__})
+
+    def stop(self) -> None:
+        """Report no more; what was recorded is still to be sent."""
+        self.flush_sums()
+        self.seam.uninstall()
+        self.seam.tell_scheduler({"hello": None})
+        client_seam.forget_everywhere(self._task_clients)
+
+    def use(self, settings: Settings) -> None:
+        """Go on by other settings, from the next task on."""
+        self.settings = self._task_clients.settings = settings
+        self.outlet.use(settings)
+        self._first = True
 
     # -- tasks ------------------------------------------------------------------------------------------------
     def run_started(self, run: Run, annotation: object) -> Context | None:
@@ -92,6 +119,9 @@ class WorkerTelemetry:
         parent = place.parent
         if parent.detail == OFF:
             return current.group_context(parent)
+        if not (self.sending or self._said_missing):
+            self._said_missing = True
+            self.outlet.explain(loud=True)  # Others send: what this worker knows is missing from their traces.
         if parent.detail < TASK or not self.sending:
             run.listener = Traced(place, handed, b"", None)
             return current.group_context(parent)
@@ -106,8 +136,26 @@ class WorkerTelemetry:
         if self._own_process:
             self.outlet.set_global_provider()
         self.sending = self.outlet.sending
-        if not self.sending and not self.settings.disabled:
-            process.say_once(config.explain())
+        self.outlet.explain(loud=self._asked_here)
+
+    def untraced(self) -> None:
+        """A task came without a context: is the scheduler without us?"""
+        if self._first:
+            self._start()
+        if self.sending:
+            self._loop.create_task(self._ask_scheduler())
+
+    async def _ask_scheduler(self) -> None:
+        try:
+            if await self.seam.scheduler_version() is None:
+                process.say_once(
+                    "The scheduler at %s does not run dask-otel: tasks have no spans. Start it with --preload dask_otel, "
+                    "or call dask_otel.enable(client).",
+                    self.seam.scheduler_address,
+                    level=logging.WARNING,
+                )
+        except Exception as fault:  # The scheduler is gone, or does not answer
+            logger.debug("The scheduler was not asked: %s", fault)
 
     def _place(self, annotation: object, key: Hashable) -> tuple[Place | None, Handed | None]:
         if type(annotation) is bytes:
@@ -134,10 +182,31 @@ class WorkerTelemetry:
         traced: Traced = run.listener
         place = traced.place
         sums = place.sums
-        sums.add(ended.outcome, ended.end - run.start, ended.amounts, ended.size)
+        seconds = ended.end - run.start
+        sums.add(ended.outcome, seconds, ended.amounts, ended.size)
+        if traced.handed.cause and ended.outcome == names.SUCCESS:
+            sums.recomputed += seconds
+        if run.cancelled:
+            sums.going -= 1
         if traced.span is not None:
             self.outlet.emit(self._attempt(run, ended, traced))
             sums.emitted += 1
+        self._flush_soon(place)
+
+    def run_cancelled(self, run: Run) -> None:
+        """Tell the scheduler that it goes on."""
+        place: Place = run.listener.place
+        place.sums.going += 1
+        self._flush_soon(place)
+
+    def never_ran(self, key: Hashable, annotation: object) -> None:
+        """Tell the scheduler that a task which it sent here came to no attempt."""
+        place, _ = self._place(annotation, key)
+        if place is not None and place.parent.detail > OFF:
+            place.sums.unstarted += 1
+            self._flush_soon(place)
+
+    def _flush_soon(self, place: Place) -> None:
         if not place.waiting:
             place.waiting = True
             self._waiting_sums.append(place)
@@ -229,7 +298,7 @@ class WorkerTelemetry:
 
     def _new_root(self) -> Parent | None:
         trace_id = process.new_trace_id()
-        decision = process.decide(self.outlet.sampler, trace_id, names.GATHER_DEP, 3)
+        decision = self.outlet.decide(trace_id, names.GATHER_DEP, 3)
         if not decision.sampled:
             return None
         return Parent(trace_id, b"", b"", 1 | process.FLAGS, GROUP, False, decision.trace_state)
@@ -265,7 +334,7 @@ class WorkerTelemetry:
 def _failure(ended: Ended, span: current.TaskSpan) -> Failure | None:
     if ended.outcome != names.FAILED:
         return None
-    return span.failure or failure_from_text(ended.exception_text or "", ended.traceback_text)
+    return span.failure or ended.failure or failure_from_text(ended.exception_text or "", ended.traceback_text)
 
 
 def _resource(worker: Worker) -> dict[str, Any]:

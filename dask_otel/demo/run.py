@@ -11,6 +11,7 @@ Rules
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import shutil
@@ -54,6 +55,8 @@ def demo(target: Target | None, size: Size, timeout: float) -> int:
     """Run it, print what came out, return the exit code."""
     # An exporter tells of a failure in several lines; here it is told in one sentence.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # the tree's branches, where stdout is not Unicode
     return _send(target, size, timeout) if target else _show(size, timeout)
 
 

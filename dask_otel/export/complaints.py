@@ -68,7 +68,8 @@ class Complaints:
         where, cause = self._latest
         more = f" (this and {self._unsaid - 1} earlier problems)" if self._unsaid > 1 else ""
         self._unsaid = 0
-        self._say(f"dask-otel: {where}: {cause}; {self._lost} spans lost so far{more}.")
+        spans = "1 span" if self._lost == 1 else f"{self._lost} spans"
+        self._say(f"dask-otel: {where}: {cause}; {spans} lost so far{more}.")
 
 
 def shown(endpoint: str) -> str:

@@ -30,11 +30,13 @@ METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 #: which are made up on this side and say that no answer came.
 _RETRYABLE = frozenset({"ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"})
 
-#: How gRPC's own error begins where there was no connection to send on.
-_NOT_CONNECTED = re.compile(
-    "failed to connect|all backends failing|DNS resolution failed|name resolution", re.IGNORECASE
+#: gRPC says UNAVAILABLE itself where it found no connection, which is safe to try again, and where one broke with
+#: a request on its way, which is not. Only the text tells them, and a receiver's own answer, apart.
+_NOT_CONNECTED = re.compile("failed to connect|errors resolving|DNS resolution failed", re.IGNORECASE)
+_BROKEN = re.compile(
+    "socket closed|stream removed|connection (reset|aborted|closed)|broken pipe|recvmsg|sendmsg|goaway|keepalive",
+    re.IGNORECASE,
 )
-_ANSWERED = "Error received from peer"
 
 _KEY = re.compile(r"[0-9a-z_.-]+")
 _VALUE = re.compile(r"[\x20-\x7e]*")
@@ -93,11 +95,10 @@ def judge(error: Any) -> Outcome:
     """What became of a request whose call ended in this ``grpc.RpcError``."""
     code, said = error.code().name, outcome.text((error.details() or "").encode(errors="replace"))
     reason = f"gRPC {code}" + (f": {said}" if said else "")
-    answered = _ANSWERED in (error.debug_error_string() or "")
     if code in ("DEADLINE_EXCEEDED", "CANCELLED"):
         return Outcome(UNKNOWN, f"sent, but no answer came: {reason}")
-    if not answered and code == "UNAVAILABLE":
-        return Outcome(RETRY if _NOT_CONNECTED.search(said) else UNKNOWN, reason)
+    if code == "UNAVAILABLE" and _BROKEN.search(said) and not _NOT_CONNECTED.search(said):
+        return Outcome(UNKNOWN, f"sent, but no answer came: {reason}")
     delay = _retry_delay(error)
     if code in _RETRYABLE or (code == "RESOURCE_EXHAUSTED" and delay is not None):
         return Outcome(RETRY, reason, after=delay or 0.0)

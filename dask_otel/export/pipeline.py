@@ -68,6 +68,8 @@ class Pipeline:
         self._processors: ProcessorSink | None = None
         self._bell = Bell()
         self._line = Line(settings.queue.size if self._sinks else -1, self._wake)
+        if not self._sinks:
+            self._line.wake_at = NEVER
         self._wake_at = max(1, min(_WAKE, settings.queue.batch // 2, settings.queue.size // 2))
         self._intake = Intake(self._line, settings.limits, self._complaints)
         self._flushes: deque[Event] = deque()
@@ -93,6 +95,7 @@ class Pipeline:
             self._processors.processors.append(on_end)
             if self._final is None:
                 self._line.size = self._settings.queue.size
+                self._line.wake_at = 0
 
     @property
     def counts(self) -> Counts:
@@ -131,7 +134,7 @@ class Pipeline:
 
     def _close(self, until: float, timeout: float) -> bool:
         atexit.unregister(self.close)
-        self._line.size = -1
+        self._line.size, self._line.wake_at = -1, NEVER
         self._complaints.hush()
         before = self._settled()
         self._closing.set()
@@ -148,7 +151,7 @@ class Pipeline:
         self._complaints.conclude()
         for done in self._flushes:
             done.set()
-        return not left and self._final.exported - before.exported == self._final.emitted - before.emitted
+        return not left and _lost(self._final) == _lost(before)
 
     def _join(self, until: float) -> bool:
         """Wait for the thread's end; whether it came."""
@@ -173,7 +176,7 @@ class Pipeline:
 
     def _turn_off(self) -> None:
         """In a forked child: the thread is not there, and a lock may be held by one that is not either."""
-        self._line.size = -1
+        self._line.size, self._line.wake_at = -1, NEVER
         self._line.wake = _nothing
         self._line.dropped = Tally()
         self._final = Counts()
@@ -243,6 +246,10 @@ class Pipeline:
             size = self._settings.queue.size
             self._complaints.lost(refused - self._refused, "queue", f"full, it holds {size} spans")
             self._refused = refused
+
+
+def _lost(counts: Counts) -> int:
+    return counts.dropped + counts.failed + counts.unknown
 
 
 def _nothing() -> None:

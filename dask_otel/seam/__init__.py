@@ -16,6 +16,8 @@ from typing import Any
 ANNOTATION = "otel"
 #: The topic of what workers tell the scheduler by Dask's own ``log-event``.
 TOPIC = "dask-otel"
+#: The topic whose last event says which version the scheduler runs: workers and clients ask by Dask's own ``events``.
+HERE = "dask-otel-version"
 #: Key of `Worker.metrics`, and so of `WorkerState.metrics` on the scheduler, where a worker runs dask-otel.
 METRIC = "dask-otel"
 
@@ -67,3 +69,14 @@ class Wraps:
         """Put everything back, last first."""
         while self._undo:
             self._undo.pop()()
+
+
+def last_version(events: Any) -> object:
+    """What the events of `HERE` say: ``None`` where there are none.
+
+    Examples
+    --------
+    >>> last_version(((1.0, {"version": "0.1.0"}),)), last_version(())
+    ('0.1.0', None)
+    """
+    return events[-1][1].get("version") if events else None

@@ -22,7 +22,7 @@ from distributed import Client
 from dask_otel import names
 from dask_otel.guard import Guard
 from dask_otel.records import CLIENT, PRODUCER
-from dask_otel.seam import ANNOTATION, Wraps, actors
+from dask_otel.seam import ANNOTATION, HERE, Wraps, actors, last_version
 
 _inside: ContextVar[str] = ContextVar("dask_otel_operation", default="")
 
@@ -69,6 +69,26 @@ def forget_everywhere(listener: Listener) -> None:
     _uninstall()
 
 
+def of_worker(client: Client) -> bool:
+    """Whether it is the client that a worker makes for its tasks, in a process where we listen to those."""
+    return bool(_everywhere) and client.id.startswith("Client-worker-")
+
+
+def running() -> list[Client]:
+    """The clients of this process that are connected."""
+    return [client for client in Client._instances if client.status == "running"]
+
+
+def cluster_id(client: Client) -> str | None:
+    """The scheduler's id."""
+    return (client._scheduler_identity or {}).get("id")
+
+
+async def scheduler_version(client: Client) -> object:
+    """The version of dask-otel that the client's scheduler runs; ``None`` if it does not."""
+    return last_version(await client.scheduler.events(topic=HERE))
+
+
 def listening(client: Client) -> Listener | None:
     """Who listens to a client in particular."""
     return _listeners.get(client)
@@ -112,8 +132,8 @@ def _wrap_call(original: Callable[..., Any], name: str, operation: str, kind: in
         listener = _listener(self)
         if listener is None or _inside.get():
             return original(self, *args, **kwargs)
-        sync = kwargs.get("sync", name != names.COMPUTE or operation_waits(original))
-        span = _span(listener, name, operation, CLIENT if name == names.COMPUTE and sync else kind)
+        waits = kind == CLIENT if name != names.COMPUTE else kwargs.get("sync", kind == CLIENT)
+        span = _Guarded(listener, name, operation, CLIENT if waits else PRODUCER)
         if self.asynchronous and name == names.GATHER:
             return _awaited(span, operation, original(self, *args, **kwargs))
         return _within(span, operation, lambda: original(self, *args, **kwargs))
@@ -121,17 +141,29 @@ def _wrap_call(original: Callable[..., Any], name: str, operation: str, kind: in
     return call
 
 
-def operation_waits(original: Callable[..., Any]) -> bool:
-    """Whether the call waits for results by default: ``get`` does, ``compute`` does not."""
-    return original.__name__ == "get"
+class _Guarded(AbstractContextManager["_Guarded"]):
+    """A listener's span around a call: its faults stay out of the call."""
 
+    def __init__(self, listener: Listener, name: str, operation: str, kind: int) -> None:
+        self._listener = listener
+        self._call = (name, operation, kind)
+        self._span: AbstractContextManager[object] = nullcontext()
 
-def _span(listener: Listener, name: str, operation: str, kind: int) -> AbstractContextManager[object]:
-    try:
-        return listener.call(name, operation, kind)
-    except Exception:
-        listener.guard.fault(name)
-        return nullcontext()
+    def __enter__(self) -> _Guarded:
+        try:
+            span = self._listener.call(*self._call)
+            span.__enter__()
+            self._span = span
+        except Exception:
+            self._listener.guard.fault(self._call[0])
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self._span.__exit__(*error)
+        except Exception as fault:
+            if fault is not error[1]:
+                self._listener.guard.fault(self._call[0])
 
 
 def _within(span: AbstractContextManager[object], operation: str, call: Callable[[], Any]) -> Any:

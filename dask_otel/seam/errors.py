@@ -1,22 +1,29 @@
 """The exception that ends a task, seen as an object where it still is one.
 
-Dask turns it into text and pickles in the thread of the task; a class that cannot be pickled, or whose ``__str__``
-raises, is lost there. So ``error_message`` of the worker module is wrapped, for the process: it notes the class on
-the span that is current.
+Dask turns it into text and pickles where it was caught; a class that cannot be pickled, or whose ``__str__`` raises,
+is lost there. So ``error_message`` is wrapped, for the process: in the worker module, where it is called in the
+context of the task, it notes the exception on the span that is current; in the state machine's, which has no such
+context (a result that cannot be stored, a run that could not begin), on the message that it makes.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import distributed.worker
+import distributed.worker_state_machine
 from opentelemetry.trace import get_current_span
 
+from dask_otel.attempts import Failure
 from dask_otel.current import TaskSpan, failure_of
 from dask_otel.seam import Wraps
 
+logger = logging.getLogger("dask_otel")
+
 _wraps = Wraps()
 _users = 0
+_NOTE = "_dask_otel_failure"
 
 
 def install() -> None:
@@ -25,13 +32,20 @@ def install() -> None:
     _users += 1
     if _users > 1:
         return
-    original = distributed.worker.error_message
+    from_task = distributed.worker.error_message
+    from_machine = distributed.worker_state_machine.error_message
 
-    def error_message(e: BaseException, *args: Any, **kwargs: Any) -> Any:
+    def error_message_of_task(e: BaseException, *args: Any, **kwargs: Any) -> Any:
         _note(e)
-        return original(e, *args, **kwargs)
+        return from_task(e, *args, **kwargs)
 
-    _wraps.attribute(distributed.worker, "error_message", error_message)
+    def error_message_of_machine(e: BaseException, *args: Any, **kwargs: Any) -> Any:
+        message = from_machine(e, *args, **kwargs)
+        _note_on(message, e)
+        return message
+
+    _wraps.attribute(distributed.worker, "error_message", error_message_of_task)
+    _wraps.attribute(distributed.worker_state_machine, "error_message", error_message_of_machine)
 
 
 def uninstall() -> None:
@@ -42,7 +56,23 @@ def uninstall() -> None:
         _wraps.undo()
 
 
+def noted(exception: object) -> Failure | None:
+    """What was noted on the ``exception`` of a message."""
+    found = getattr(exception, _NOTE, None)
+    return found if isinstance(found, Failure) else None
+
+
 def _note(e: BaseException) -> None:
-    span = get_current_span()
-    if isinstance(span, TaskSpan) and span.failure is None:
-        span.failure = failure_of(e)
+    try:
+        span = get_current_span()
+        if isinstance(span, TaskSpan) and span.failure is None:
+            span.failure = failure_of(e)
+    except Exception:  # The user's classes may do anything when they are looked at.
+        logger.debug("An exception could not be noted", exc_info=True)
+
+
+def _note_on(message: Any, e: BaseException) -> None:
+    try:
+        setattr(message["exception"], _NOTE, failure_of(e))
+    except Exception:
+        logger.debug("An exception could not be noted", exc_info=True)

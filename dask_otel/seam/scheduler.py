@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dask_otel.computations import Activated
 from dask_otel.guard import Guard
-from dask_otel.seam import ANNOTATION, METRIC, TOPIC, Wraps
+from dask_otel.seam import ANNOTATION, HERE, METRIC, TOPIC, Wraps
+from dask_otel.version import __version__
 
 if TYPE_CHECKING:
     from distributed import Scheduler
@@ -25,15 +26,19 @@ if TYPE_CHECKING:
 
 ACTIVE = frozenset(("waiting", "processing", "queued", "no-worker"))
 #: How the stimulus begins with which an attempt that ended makes its task run again.
-_RETRIED = ("task-erred", "execute-unknown-error", "reschedule", "task-finished")
+_RETRIED = ("task-erred", "execute-unknown-error", "reschedule")
+#: How the stimulus begins with which a client has a task that failed tried again.
+_ASKED = "stimulus-retry"
 
 
 class Submission(NamedTuple):
-    """A graph that arrived: its stimulus, its client, what the client's annotation held."""
+    """A graph that arrived: its stimulus, its client, what the client's annotation held, file and line of the
+    calling code where Dask captured it."""
 
     stimulus_id: str
     client: str
     annotation: object
+    code: tuple[str, int] | None = None
 
 
 class Listener(Protocol):
@@ -51,7 +56,7 @@ class Listener(Protocol):
 
     def task_deactivated(self, key: Hashable, start: str, finish: str, retried: bool) -> None: ...
 
-    def result_released(self, key: Hashable) -> None: ...
+    def task_blocked(self, key: Hashable) -> None: ...
 
     def dispatched(self, key: Hashable, run_id: int, address: str) -> object: ...
 
@@ -67,24 +72,29 @@ class SchedulerSeam:
         self._guard = guard
         self._wraps = Wraps()
         self._numbers = itertools.count()
+        #: The task of whose dispatch before the last an error is being handled.
+        self._stale: Hashable = None
         #: States of workers, also of those that are being removed: their last heartbeat is asked for then.
         self._workers: dict[str, WorkerState] = dict(scheduler.workers)
 
     def install(self) -> None:
-        """Wrap the scheduler's methods."""
+        """Wrap the scheduler's methods, and tell whoever asks that we are here."""
         scheduler = self._scheduler
+        scheduler.log_event(HERE, {"version": __version__})
         handlers = scheduler.stream_handlers
         self._wraps.entry(handlers, "update-graph", self._wrap_update_graph(handlers["update-graph"]))
+        self._wraps.entry(handlers, "task-erred", self._wrap_task_erred(handlers["task-erred"]))
         self._wraps.attribute(scheduler, "_task_to_msg", self._wrap_task_to_msg(scheduler._task_to_msg))
 
     def uninstall(self) -> None:
         """Put everything back."""
         self._wraps.undo()
+        self._scheduler._broker.truncate(HERE)
 
     # -- what is asked of the scheduler -------------------------------------------------------------------------
-    def running(self) -> dict[str, str]:
-        """Workers that run dask-otel by their own account: address and version."""
-        return {a: ws.metrics[METRIC] for a, ws in self._scheduler.workers.items() if METRIC in ws.metrics}
+    def version(self, address: str) -> object:
+        """The version of dask-otel that a worker runs by its last heartbeat, the first of which is its arrival."""
+        return self._scheduler.workers[address].metrics.get(METRIC)
 
     def alive(self, address: str) -> bool:
         return address in self._scheduler.workers
@@ -93,20 +103,27 @@ class SchedulerSeam:
         ws = self._workers.get(address)
         return str(ws.name) if ws is not None else address
 
-    def started(self, address: str, keys: list[Hashable], now: float) -> dict[Hashable, float | None]:
-        """Which of ``keys`` ran on a worker that is lost, and since when: ``None`` where it can only be assumed.
+    def started(self, address: str, sent: dict[Hashable, float]) -> dict[Hashable, float | None]:
+        """Which tasks ran on a worker that is lost, and since when: ``None`` where it can only be assumed.
 
-        The last heartbeat's word comes first; its free slots are filled by priority.
+        ``sent`` holds the tasks that were there, and when they were sent. The last heartbeat's word comes first;
+        its free slots are filled by priority.
         """
         ws = self._workers.get(address)
         if ws is None:
             return {}
-        seen = {ts.key: ws.last_seen - duration for ts, duration in ws.executing.items()}
-        found: dict[Hashable, float | None] = {key: seen[key] for key in keys if key in seen}
+        found: dict[Hashable, float | None] = {}
+        slots = ws.nthreads
+        for ts, duration in ws.executing.items():
+            since = ws.last_seen - duration
+            # What began before it was sent is another run of the same task.
+            if ts.key in sent and since >= sent[ts.key]:
+                found[ts.key] = since
+                slots -= ts not in ws.long_running
         tasks = self._scheduler.tasks
-        rest = [tasks[key] for key in keys if key not in found and key in tasks]
+        rest = [tasks[key] for key in sent if key not in found and key in tasks]
         rest.sort(key=lambda ts: ts.priority or ())
-        for ts in rest[: max(0, ws.nthreads - len(found))]:
+        for ts in rest[: max(0, slots)]:
             found[ts.key] = None
         return found
 
@@ -127,7 +144,9 @@ class SchedulerSeam:
             graph = None
             try:
                 carried = annotations.pop(ANNOTATION, None) if annotations else None
-                graph = self._listener.graph_received(Submission(stimulus_id, client, carried))
+                code = kwargs.get("code") or ()
+                called = (code[-1].filename, code[-1].lineno_frame) if code else None
+                graph = self._listener.graph_received(Submission(stimulus_id, client, carried, called))
             except Exception:
                 self._guard.fault("update_graph")
             try:
@@ -163,14 +182,25 @@ class SchedulerSeam:
         was, is_ = start in ACTIVE, finish in ACTIVE
         if was:
             if not is_:
-                retried = finish == "released" and stimulus_id.startswith(_RETRIED)
+                retried = finish == "released" and stimulus_id.startswith(_RETRIED) and key != self._stale
                 self._listener.task_deactivated(key, start, finish, retried)
         elif is_:
             self._activated(self._scheduler.tasks[key], stimulus_id)
-        elif start == "memory" and finish == "released":
-            ts = self._scheduler.tasks[key]
-            if ts.waiters or ts.who_wants:
-                self._listener.result_released(key)
+        elif start == "released" and finish == "erred":
+            self._listener.task_blocked(key)
+
+    def _wrap_task_erred(self, original: Callable[..., None]) -> Callable[..., None]:
+        """An error of a run that was cancelled makes the task, which was submitted again, run again: no retry."""
+
+        def task_erred(key: Hashable, run_id: int, **message: Any) -> None:
+            ts = self._scheduler.tasks.get(key)
+            self._stale = key if ts is not None and ts.run_id != run_id else None
+            try:
+                original(key=key, run_id=run_id, **message)
+            finally:
+                self._stale = None
+
+        return task_erred
 
     def _activated(self, ts: TaskState, stimulus_id: str) -> None:
         span = ts.annotations.get("span") if ts.annotations else None
@@ -185,7 +215,9 @@ class SchedulerSeam:
                 ts.group.name,
                 tags,
                 (dependent.key for dependent in ts.dependents),
+                (dependency.key for dependency in ts.dependencies),
                 ts.run_id,
+                stimulus_id.startswith(_ASKED),
             )
         )
 

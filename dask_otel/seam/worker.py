@@ -6,6 +6,7 @@ Rules
    traced, since `secede` runs the next instruction in the context of the task that seceded.
 2. Amounts are those of the very ledger that feeds ``Worker.digests_total``, after it was closed.
 3. The outcome is the state that the worker's state machine came to, not the ledger's label.
+4. Whatever the scheduler sent to be computed has one answer: the end of its run, or that it never ran.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from distributed.worker_state_machine import ExecuteFailureEvent, ExecuteSuccess
 from opentelemetry.context import Context, attach, detach
 
 from dask_otel import names
+from dask_otel.attempts import Failure
 from dask_otel.guard import Guard
-from dask_otel.seam import ANNOTATION, METRIC, TOPIC, Wraps, actors, errors
+from dask_otel.seam import ANNOTATION, HERE, METRIC, TOPIC, Wraps, actors, errors, last_version
 from dask_otel.seam.transfers import Listener as TransferListener
 from dask_otel.seam.transfers import TransferSeam
 from dask_otel.version import __version__
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 _EMPTY = Context()
 #: Stimuli of a `RescheduleEvent` that no task asked for: the worker closes.
 _CLOSING = ("worker-closing", "cancelled-by-worker-close")
+_UNSTARTED = ("waiting", "ready", "constrained")
+_RUNNING = ("executing", "long-running")
 
 
 class Posts(list[tuple[Hashable, float, str]]):
@@ -53,10 +57,13 @@ class Run:
     """One execution of a task on this worker, from its first moment.
 
     ``start`` is in seconds since the epoch; ``shift`` added to a moment of ``posts`` gives such seconds.
-    ``listener`` is for whatever the listener wants to keep with it.
+    ``listener`` is for whatever the listener wants to keep with it. ``cancelled`` says that the scheduler gave it
+    up; its code goes on. ``answered`` is the number of a later dispatch of the same key that came to nothing.
     """
 
     __slots__ = (
+        "answered",
+        "cancelled",
         "is_async",
         "key",
         "listener",
@@ -67,6 +74,7 @@ class Run:
         "shift",
         "start",
         "state",
+        "thread",
         "waiting",
     )
 
@@ -74,7 +82,9 @@ class Run:
         self.key = key
         self.run_id = run_id
         self.state = state
-        self.is_async = False
+        self.is_async = self.cancelled = False
+        self.answered = run_id
+        self.thread: int | None = None
         self.listener: Any = None
         self.posts = Posts(self)
         self.start = self.shift = 0.0
@@ -86,16 +96,29 @@ class Run:
 class Ended:
     """How a run ended; every field that is not known is ``None``."""
 
-    __slots__ = ("amounts", "compute", "end", "exception_text", "outcome", "size", "thread", "traceback_text", "type")
+    __slots__ = (
+        "amounts",
+        "compute",
+        "end",
+        "exception_text",
+        "failure",
+        "outcome",
+        "size",
+        "thread",
+        "traceback_text",
+        "type",
+    )
 
     def __init__(self, outcome: str, end: float, amounts: Sequence[tuple[Hashable, float, str]]) -> None:
         self.outcome = outcome
         self.end = end
         self.amounts = amounts
-        self.compute: tuple[float, float] | None = None
+        self.compute: float | None = None
         self.size: int | None = None
         self.type: str | None = None
         self.thread: int | None = None
+        #: The exception where the state machine saw it, else its text as Dask gives it.
+        self.failure: Failure | None = None
         self.exception_text: str | None = None
         self.traceback_text = ""
 
@@ -106,8 +129,17 @@ class Listener(TransferListener, actors.Listener, Protocol):
     def run_started(self, run: Run, annotation: object) -> Context | None:
         """A task starts to execute; returns the context that is to be current in it, ``None`` if untraced."""
 
+    def untraced(self) -> None:
+        """The first task that came without a context starts to execute."""
+
+    def run_cancelled(self, run: Run) -> None:
+        """The scheduler gave it up while it runs: it goes on to its end."""
+
     def run_ended(self, run: Run, ended: Ended) -> None:
         """It ended, its result is stored, its amounts are final."""
+
+    def never_ran(self, key: Hashable, annotation: object) -> None:
+        """A task that was sent here will not run: cancelled or stolen before it started."""
 
 
 class _Tee:
@@ -135,7 +167,8 @@ class WorkerSeam:
         self._transfers = TransferSeam(worker, listener, guard)
         self._waiting: dict[Hashable, float] = {}
         self._ready: dict[Hashable, float] = {}
-        self._seceded: dict[Hashable, float] = {}
+        self._runs: dict[Hashable, Run] = {}
+        self._met_untraced = False
 
     def install(self) -> None:
         """Wrap the worker's methods."""
@@ -160,9 +193,18 @@ class WorkerSeam:
         """Send a message to the scheduler's dask-otel; lost without a trace where there is none."""
         self._worker.log_event(TOPIC, message)
 
+    async def scheduler_version(self) -> object:
+        """The version of dask-otel that the scheduler runs; ``None`` if it does not."""
+        return last_version(await self._worker.scheduler.events(topic=HERE))
+
+    @property
+    def scheduler_address(self) -> str:
+        return str(self._worker.scheduler.address)
+
     def clock_offset(self) -> float:
-        """This worker's clock minus the scheduler's (s)."""
-        return -float(self._worker.scheduler_delay)
+        """This worker's clock minus the scheduler's (s); 0 where that is less than a message takes."""
+        offset = -float(self._worker.scheduler_delay)
+        return offset if abs(offset) > self._worker.latency else 0.0
 
     def group_name(self, key: Hashable) -> str:
         return str(key_split_group(key))
@@ -182,10 +224,46 @@ class WorkerSeam:
         elif finish == "ready" or finish == "constrained":
             self._ready[key] = time.time()
         elif finish == "long-running":
-            self._seceded[key] = time.time()
+            run = self._runs.get(key)
+            if run is not None and run.seceded is None:
+                run.seceded = time.time()
         elif finish == "released" or finish == "forgotten":
             self._waiting.pop(key, None)
             self._ready.pop(key, None)
+            if finish == "released" and start != "memory":
+                self._freed(key, start)
+
+    def _freed(self, key: Hashable, start: str) -> None:
+        """The scheduler wants a task no more, or it was stolen."""
+        if start in _RUNNING:
+            run = self._runs.get(key)
+            if run is not None:
+                self._cancel(run)
+        elif start in _UNSTARTED or start == "resumed":
+            state = self._worker.state.tasks.get(key)
+            # Resumed from executing there is a run, whose end is the answer.
+            if state is not None and (start != "resumed" or state.previous == "flight"):
+                self._answer(state)
+
+    def _cancel(self, run: Run) -> None:
+        if not run.cancelled:
+            run.cancelled = True
+            # Forgotten by the worker when its run ends.
+            threads = self._worker.active_threads.copy()
+            run.thread = next((thread for thread, key in threads.items() if key == run.key), None)
+            self._listener.run_cancelled(run)
+        self._answer_later(run)
+
+    def _answer_later(self, run: Run) -> None:
+        """A dispatch that came while this run of the same key was going on has no run of its own."""
+        run_id = run.state.run_id
+        if run_id not in (run.run_id, run.answered):
+            run.answered = run_id
+            self._answer(run.state)
+
+    def _answer(self, state: Any) -> None:
+        if state.annotations and ANNOTATION in state.annotations:
+            self._listener.never_ran(state.key, state.annotations[ANNOTATION])
 
     # -- execution --------------------------------------------------------------------------------------------
     def _wrap_execute(self, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -208,6 +286,9 @@ class WorkerSeam:
         ready = self._ready.pop(key, None)
         state = self._worker.state.tasks.get(key)
         if state is None or not state.annotations or ANNOTATION not in state.annotations:
+            if not self._met_untraced:
+                self._met_untraced = True
+                self._listener.untraced()
             return _EMPTY
         run = Run(key, state.run_id, state)
         run.is_async = bool(getattr(state.run_spec, "is_coro", False))
@@ -217,6 +298,9 @@ class WorkerSeam:
             return _EMPTY
         if run.listener is not None:
             self._measure(run)
+            self._runs[key] = run
+            if state.state == "cancelled":  # In the tick in which it was to start: its code runs nevertheless.
+                self._cancel(run)
         return context
 
     def _measure(self, run: Run) -> None:
@@ -248,36 +332,37 @@ class WorkerSeam:
         return _finalize_metrics
 
     def _end(self, run: Run, stim: Any, amounts: list[tuple[Hashable, float, str]]) -> None:
-        run.seceded = self._seceded.pop(run.key, None)
+        if self._runs.get(run.key) is run:
+            del self._runs[run.key]
         state = self._worker.state.tasks.get(run.key)
         outcome = _outcome(run, stim, state)
+        self._answer_later(run)
         if outcome is None:
             return
         total = sum([value for _, value, unit in amounts if unit == "seconds"])
         # A user may post seconds that never passed: the end is never later than now.
         ended = Ended(outcome, min(run.start + total, time.time()), amounts)
-        ended.thread = None if run.is_async else self._worker.threads.get(run.key)
+        ended.thread = None if run.is_async else self._worker.threads.get(run.key, run.thread)
         if isinstance(stim, RescheduleEvent):
             self._listener.run_ended(run, ended)
             return
         if stim.start is not None:
-            delay = self._worker.scheduler_delay
-            ended.compute = (stim.start - delay, stim.stop - delay)
-        if isinstance(stim, ExecuteSuccessEvent):
+            # Both were shifted by the clock's delay of that moment: only their difference is of use here.
+            ended.compute = stim.stop - stim.start
+        if outcome == names.SUCCESS:
             ended.size = stim.nbytes
             ended.type = stim.type.__qualname__ if stim.type is not None else None
-        if isinstance(stim, ExecuteFailureEvent):
-            ended.exception_text = stim.exception_text
-            ended.traceback_text = stim.traceback_text
-        elif state is not None and outcome == names.FAILED:
-            ended.exception_text = state.exception_text
-            ended.traceback_text = state.traceback_text
+        if outcome == names.FAILED:
+            told = stim if isinstance(stim, ExecuteFailureEvent) else state
+            ended.failure = errors.noted(told.exception)
+            ended.exception_text = told.exception_text
+            ended.traceback_text = told.traceback_text
         self._listener.run_ended(run, ended)
 
 
 def _outcome(run: Run, stim: Any, state: Any) -> str | None:
     """``None`` where this worker is not the one to tell."""
-    if isinstance(stim, RescheduleEvent):
+    if isinstance(stim, RescheduleEvent) and not run.cancelled:
         return None if stim.stimulus_id.startswith(_CLOSING) else names.RESCHEDULED
     if state is None or state is not run.state:
         return names.CANCELLED

@@ -17,7 +17,9 @@ import pytest
 from dask_otel import names, process
 from dask_otel.receiver import Receiver
 from dask_otel.tree import Received, outline
-from distributed import Client, LocalCluster
+from dask_otel.scheduler import schedulers
+from dask_otel.turning_on import _workers
+from distributed import Client, LocalCluster, Scheduler, Worker
 
 #: A deadline (s) that is only reached when something is broken.
 DEADLINE = 30
@@ -178,3 +180,36 @@ def wait_for(path: Path) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(path)
         time.sleep(0.005)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Block until a condition holds."""
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come to hold"
+        time.sleep(0.01)
+
+
+def assert_nothing_open(traced: Traced) -> None:
+    """The scheduler and its workers have told all that they knew of; what is left is histories, which are bounded."""
+    assert dask_otel.flush(traced.client, DEADLINE)
+    # A worker's last messages may still be on their way.
+    wait_until(lambda: not traced.client.run_on_scheduler(_open_on_scheduler))
+    assert not any(traced.client.run(_open_on_worker).values())
+
+
+def _open_on_scheduler(dask_scheduler: Scheduler) -> dict[str, str]:
+    telemetry = schedulers.telemetry(dask_scheduler)
+    assert telemetry is not None
+    model = vars(telemetry.model)
+    held = {name: model[name] for name in model if isinstance(model[name], (dict, set, list, tuple))}
+    del held["tellers"], held["_last"]
+    return {name: repr(value) for name, value in {**held, "_lost": telemetry._lost}.items() if value}
+
+
+def _open_on_worker(dask_worker: Worker) -> dict[str, str]:
+    telemetry = _workers.telemetry(dask_worker)
+    assert telemetry is not None
+    seam = telemetry.seam
+    held = {"runs": seam._runs, "waiting": seam._waiting, "ready": seam._ready, "sums": telemetry._waiting_sums}
+    return {name: repr(value) for name, value in held.items() if value}

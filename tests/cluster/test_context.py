@@ -12,17 +12,17 @@ from typing import Any
 
 import dask
 import pytest
-from distributed import Client, get_client, get_worker, rejoin, secede
+from distributed import Client, get_client, rejoin, secede, worker_client
 from opentelemetry import context, propagate, trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 import dask_otel
 from dask_otel import names
-from dask_otel.records import ERROR, UNSET
+from dask_otel.records import ERROR
 from dask_otel.receiver import Receiver
 from dask_otel.tree import Received, outline
 from tests.cluster.conftest import MakeTraced
@@ -342,8 +342,8 @@ def leave_and_return() -> list[str]:
 
 def nest() -> list[str]:
     seen = [sent_on()["traceparent"]]
-    client = get_client()
-    assert client.submit(inc, 1, key="nested-inc-1", pure=False).result() == 2
+    with worker_client() as client:
+        assert client.submit(inc, 1, key="nested-inc-1", pure=False).result() == 2
     seen.append(sent_on()["traceparent"])
     assert dask.delayed(add)(1, 2).compute() == 3
     seen.append(sent_on()["traceparent"])
@@ -367,6 +367,11 @@ def test_the_span_stays_current_whatever_a_task_does_to_wait(shared: Traced, fun
     assert seen == [f"00-{received.span.trace_id.hex()}-{received.span.span_id.hex()}-03"] * 3
     for away in named(shared.trace(), "away"):
         assert away.span.parent_id == received.span.span_id
+
+
+def start_and_wait(folder: Path) -> None:
+    (folder / "started").touch()
+    wait_for(folder / "end")
 
 
 def hold_a_slot(folder: Path) -> None:
@@ -672,20 +677,22 @@ def test_two_clients_never_share_a_computation(shared: Traced, tmp_path: Path) -
     mine = shared.client
     with Client(mine.scheduler.address, set_as_default=False) as other, attached(INCOMING):
         dask_otel.enable(other)
-        gate = mine.submit(wait_for, tmp_path / "end", key="gate-1")
-        common = other.submit(wait_for, tmp_path / "end", key="gate-1")
+        gate = mine.submit(start_and_wait, tmp_path, key="gate-1")
+        wait_for(tmp_path / "started")
+        common = other.submit(start_and_wait, tmp_path, key="gate-1")
+        hold = other.submit(wait_for, tmp_path / "end", key="hold-1")
         futures = [client.submit(inc, i, key=f"{i}-{client.id}") for i in range(4) for client in (mine, other)]
         (tmp_path / "end").touch()
         assert [future.result() for future in futures] == [1, 1, 2, 2, 3, 3, 4, 4]
-        gate.result(), common.result()
+        gate.result(), common.result(), hold.result()
         spans = one_trace(shared.spans())
     found = {attributes(received)[names.CLIENT_ID]: received for received in named(spans, names.COMPUTATION)}
-    assert {client: attributes(c)[names.COMPUTATION_TASKS] for client, c in found.items()} == {mine.id: 5, other.id: 4}
+    assert {client: attributes(c)[names.COMPUTATION_TASKS] for client, c in found.items()} == {mine.id: 5, other.id: 5}
     assert len(named(spans, names.COMPUTATION)) == 2
     groups = {ids(r): r for r in spans if attributes(r)[names.OPERATION] == names.OP_GROUP}
     for received in spans:
         if attributes(received)[names.OPERATION] == names.OP_TASK:
             group = groups[received.span.trace_id, received.span.parent_id]
             key = attributes(received)[names.TASK_KEY]
-            owner = other.id if key.endswith(other.id) else mine.id
+            owner = other.id if key.endswith((other.id, "hold-1")) else mine.id
             assert group.span.parent_id == found[owner].span.span_id

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from textwrap import dedent
 
 import dask
 from dask_otel import names
 from distributed import span
 
-from tests.cluster.support import Once, Traced, attributes, tasks
+from tests.cluster.support import Once, Traced, attributes, named, tasks
 
 
 def inc(x: int) -> int:
@@ -65,3 +66,12 @@ def test_a_retried_task_has_a_span_for_each_attempt(traced: Traced, tmp_path: ob
     assert attributes(second)[names.OUTCOME] == names.SUCCESS
     assert attributes(second)[names.ATTEMPT] == 2
     assert [link.span_id for link in second.span.links] == [first.span.span_id]
+
+
+def test_a_computation_says_which_line_called_it_where_dask_captures_code(traced: Traced) -> None:
+    with dask.config.set({"distributed.diagnostics.computations.nframes": 1}):
+        traced.client.submit(inc, 1).result()
+    (computation,) = named(traced.trace(), names.COMPUTATION)
+    found = attributes(computation)
+    assert found["code.file.path"] == __file__
+    assert "traced.client.submit(inc, 1)" in Path(__file__).read_text().splitlines()[found["code.line.number"] - 1]

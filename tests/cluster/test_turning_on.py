@@ -1,0 +1,358 @@
+"""The three ways to turn dask-otel on, each alone and together: every server reports once, or says what is missing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import dask
+import dask_otel
+import pytest
+from dask_otel import names
+from dask_otel.receiver import Receiver
+from dask_otel.tree import Received, outline
+from distributed import Client, LocalCluster
+
+from tests.cluster.commands import NOTHING_SET, PRELOAD, ROOT, Commands, commands, until
+from tests.cluster.support import DEADLINE, attributes, named, without_transfers
+
+
+def inc(x: int) -> int:
+    return x + 1
+
+
+@pytest.fixture
+def started(tmp_path: Path, receiver: Receiver) -> Iterator[Commands]:
+    """Processes of a cluster."""
+    with commands(tmp_path) as started:
+        yield started
+
+
+@pytest.fixture
+def preloaded(receiver: Receiver) -> Iterator[None]:
+    """Clients of this process are told to preload."""
+    with dask.config.set({"distributed.client.preload": ["dask_otel"]}):
+        yield
+
+
+# -- what is expected ----------------------------------------------------------------------------------------------
+
+UPDATE = """\
+dask.graph.update
+  dask.graph.init
+  dask.graph.materialize
+  dask.graph.order"""
+
+
+def whole(tasks: int = 2) -> str:
+    """The outline of `compute`, on so many workers that tell of their tasks."""
+    times = f" ×{tasks}" if tasks > 1 else ""
+    inc = f"\n    inc{times}\n      executor\n        compute" if tasks else ""
+    return "dask.compute\n" + indented(f"dask.computation\n{indented(UPDATE)}\n  inc group{inc}")
+
+
+def indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def compute(client: Client, number: int = 0) -> None:
+    """A task on each worker."""
+    made = []
+    for i, address in enumerate(client.scheduler_info()["workers"]):
+        with dask.annotate(workers=[address], allow_other_workers=False):
+            made.append(dask.delayed(inc)(i, dask_key_name=f"inc-{number}{i}"))
+    assert client.compute(made, sync=True) == [i + 1 for i in range(len(made))]
+
+
+def told(spans: list[Received]) -> list[Received]:
+    """The spans, transfers left out, once it is sure that none has come twice."""
+    assert [span_id for span_id, times in Counter(r.span.span_id for r in spans).items() if times > 1] == []
+    return without_transfers(spans)
+
+
+def senders(spans: list[Received]) -> set[tuple[str, object, object]]:
+    """Who sends what: span name, service and its instance."""
+    return {
+        (r.span.name, r.resource[names.SERVICE_NAME], r.resource[names.SERVICE_INSTANCE_ID]) for r in spans
+    }
+
+
+def expected_senders(client: Client) -> set[tuple[str, object, object]]:
+    workers = client.run(lambda dask_worker: dask_worker.id).values()
+    scheduler = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.id)
+    return {
+        ("dask.compute", "dask-client", client.id),
+        *((line.strip(), "dask-scheduler", scheduler) for line in UPDATE.splitlines()),
+        *((name, "dask-scheduler", scheduler) for name in ("dask.computation", "inc group")),
+        *((name, "dask-worker", worker) for name in ("inc", "executor", "compute") for worker in workers),
+    }
+
+
+def flushed(client: Client, receiver: Receiver, seen: int = 0) -> list[Received]:
+    """What has come, but for the first spans, once all have sent what they have."""
+    assert dask_otel.flush(client, DEADLINE)
+    return told(receiver.spans()[seen:])
+
+
+# -- preload -------------------------------------------------------------------------------------------------------
+
+
+def test_whoever_is_told_to_preload_reports_once(started: Commands, receiver: Receiver, preloaded: None) -> None:
+    """By the command line: workers below a nanny, which is told too, and without one."""
+    started.scheduler(*PRELOAD)
+    started.worker(*PRELOAD, "--preload-nanny", "dask_otel")
+    started.worker(*PRELOAD, "--no-nanny")
+    with started.client(2) as client:
+        compute(client)
+        spans = flushed(client, receiver)
+        assert outline(spans) == whole()
+        assert senders(spans) == expected_senders(client)
+    assert [command.said() for command in started.started] == [[], [], []]
+
+
+APPLICATION = """\
+import sys
+from distributed import Client, worker_client
+
+def inc(x):
+    return x + 1
+
+def nest(x):
+    with worker_client() as client:
+        return client.submit(inc, x, key="inc-1").result()
+
+if __name__ == "__main__":
+    with Client(scheduler_file=sys.argv[1]) as client:
+        client.wait_for_workers(1)
+        assert client.get({"nest-1": (nest, 1)}, "nest-1") == 2
+"""
+
+
+def test_the_environment_tells_all_to_preload_and_a_task_s_client_is_no_client(
+    started: Commands, receiver: Receiver, clean_environment: pytest.MonkeyPatch
+) -> None:
+    """All three variables in every process. Nobody flushes: what is sent is sent since processes end."""
+    for role in ("SCHEDULER", "WORKER", "CLIENT", "NANNY"):
+        clean_environment.setenv(f"DASK_DISTRIBUTED__{role}__PRELOAD", "dask_otel")
+    scheduler, worker, application = started.scheduler(), started.worker(), started.application(APPLICATION)
+    application.wait()
+    assert (worker.terminate(), scheduler.terminate()) == (0, 0)
+    spans = told(receiver.spans())
+    tasks = [r for r in spans if attributes(r)[names.OPERATION] != names.OP_ACTIVITY]
+    nested = f"dask.computation\n{indented(UPDATE)}\n  inc group\n    inc"
+    outermost = f"dask.computation\n{indented(UPDATE)}\n  nest group\n    nest\n{indented(indented(indented(nested)))}"
+    assert outline(tasks) == f"dask.compute\n{indented(outermost)}"
+    assert {(r.resource[names.ROLE], r.resource[names.SERVICE_NAME]) for r in spans} == {
+        ("client", "dask-client"),
+        ("scheduler", "dask-scheduler"),
+        ("worker", "dask-worker"),
+    }
+    assert {r.resource[names.ROLE] for r in named(spans, "dask.compute")} == {"client"}
+    assert len({r.resource[names.SERVICE_INSTANCE_ID] for r in spans}) == 3
+
+
+# -- enable and disable --------------------------------------------------------------------------------------------
+
+
+def test_enable_reaches_all_who_are_there_and_who_join_later_until_disable(receiver: Receiver) -> None:
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        compute(client, 0)
+        dask_otel.enable(client)
+        dask_otel.enable(client)
+        compute(client, 1)
+        assert outline(flushed(client, receiver)) == whole(1)
+        cluster.scale(2)
+        client.wait_for_workers(2, timeout=DEADLINE)
+        seen = len(receiver.spans())
+        compute(client, 2)
+        spans = flushed(client, receiver, seen)
+        assert outline(spans) == whole(2)
+        assert senders(spans) == expected_senders(client)
+        dask_otel.disable(client)
+        dask_otel.disable(client)
+        seen = len(receiver.spans())
+        compute(client, 3)
+        assert flushed(client, receiver, seen) == []
+        dask_otel.enable(client)
+        compute(client, 4)
+        assert outline(flushed(client, receiver, seen)) == whole(2)
+
+
+def test_an_asynchronous_client_awaits_enable_and_disable(receiver: Receiver) -> None:
+    async def run() -> None:
+        async with (
+            LocalCluster(
+                n_workers=1, threads_per_worker=1, processes=False, asynchronous=True, dashboard_address=":0"
+            ) as cluster,
+            Client(cluster, asynchronous=True) as client,
+        ):
+            await dask_otel.enable(client)
+            assert await client.compute(dask.delayed(inc)(1, dask_key_name="inc-1")) == 2
+            assert await dask_otel.flush(client, DEADLINE)
+            assert outline(told(receiver.spans())) == whole(1)
+            seen = len(receiver.spans())
+            await dask_otel.disable(client)
+            assert await client.compute(dask.delayed(inc)(2, dask_key_name="inc-2")) == 3
+            assert await dask_otel.flush(client, DEADLINE)
+            assert receiver.spans()[seen:] == []
+
+    asyncio.run(run())
+
+
+def test_enable_on_preloaded_servers_changes_nothing_and_disable_leaves_them_on(
+    started: Commands, receiver: Receiver, preloaded: None
+) -> None:
+    started.scheduler(*PRELOAD)
+    started.worker(*PRELOAD)
+    with started.client(1) as client:
+        dask_otel.enable(client)
+        compute(client, 1)
+        assert outline(flushed(client, receiver)) == whole(1)
+        seen = len(receiver.spans())
+        dask_otel.disable(client)
+        compute(client, 2)
+        assert outline(flushed(client, receiver, seen)) == whole(1)
+
+
+def test_enable_tells_preloaded_servers_where_to_send_until_disable(started: Commands, receiver: Receiver) -> None:
+    """Servers that are preloaded and were told nothing say so once, and take the client's word."""
+    scheduler = started.scheduler(*PRELOAD, **NOTHING_SET)
+    worker = started.worker(*PRELOAD, **NOTHING_SET)
+    with started.client(1) as client:
+        compute(client, 0)
+        dask_otel.enable(client)
+        compute(client, 1)
+        spans = flushed(client, receiver)
+        assert outline(spans) == whole(1)
+        assert senders(spans) == expected_senders(client)
+        dask_otel.disable(client)
+        seen = len(receiver.spans())
+        compute(client, 2)
+        assert flushed(client, receiver, seen) == []
+    for command in (scheduler, worker):
+        assert command.said() == [
+            "dask-otel exports nothing, since it was not told where to: set OTEL_EXPORTER_OTLP_ENDPOINT, for example "
+            "to http://localhost:4318, or OTEL_TRACES_EXPORTER=console to see spans here."
+        ]
+
+
+# -- on some servers only ------------------------------------------------------------------------------------------
+
+
+def test_workers_without_dask_otel_are_counted_and_the_scheduler_says_so(
+    started: Commands, receiver: Receiver, preloaded: None
+) -> None:
+    """Scenario 30: one worker has it, the other has not."""
+    scheduler = started.scheduler(*PRELOAD)
+    there, lacking = started.worker("--name", "there", *PRELOAD), started.worker("--name", "lacking")
+    with started.client(2) as client:
+        address = next(a for a, w in client.scheduler_info()["workers"].items() if w["name"] == "lacking")
+        compute(client, 1)
+        spans = flushed(client, receiver)
+        assert outline(spans) == whole(1)
+        (group,) = named(spans, "inc group")
+        assert attributes(group)[names.GROUP_OUTCOMES + names.SUCCESS] == 2
+        assert names.GROUP_INCOMPLETE not in attributes(group)
+        (computation,) = named(spans, "dask.computation")
+        assert attributes(computation)[names.COMPUTATION_OUTCOMES + names.SUCCESS] == 2
+        scheduler.wait_until_said("do not run")
+        compute(client, 2)
+        assert flushed(client, receiver)
+    assert scheduler.said() == [
+        f"1 of 2 workers do not run dask-otel ({address}): their tasks are counted and have no spans. Start workers with "
+        "--preload dask_otel, or call dask_otel.enable(client)."
+    ]
+    assert (there.said(), lacking.said()) == ([], [])
+
+
+def test_a_scheduler_without_dask_otel_is_told_of_by_workers_and_clients(
+    started: Commands, receiver: Receiver, preloaded: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scenario 30, the reverse: the client's own spans are all that there is, until `enable`."""
+    scheduler, worker = started.scheduler(), started.worker(*PRELOAD)
+    with started.client(1) as client:
+        compute(client, 1)
+        assert outline(flushed(client, receiver)) == "dask.compute"
+        address = client.scheduler.address
+        lacks = f"The scheduler at {address} does not run dask-otel: "
+        does = "Start it with --preload dask_otel, or call dask_otel.enable(client)."
+        worker.wait_until_said("does not run")
+        until(lambda: lacks in caplog.text)
+        seen = len(receiver.spans())
+        dask_otel.enable(client)
+        compute(client, 2)
+        assert outline(flushed(client, receiver, seen)) == whole(1)
+    assert worker.said() == [f"{lacks}tasks have no spans. {does}"]
+    assert ours(caplog) == [f"{lacks}only this client's own spans are sent. {does}"]
+    assert scheduler.said() == []
+
+
+def ours(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What dask-otel has said in this process."""
+    return [r.getMessage() for r in caplog.records if r.name.startswith("dask_otel")]
+
+
+OTHER_VERSION = """\
+import dask_otel.turning_on
+import dask_otel.seam.worker
+import dask_otel.worker
+dask_otel.seam.worker.__version__ = dask_otel.worker.__version__ = "0.0.1"
+"""
+
+
+def test_another_version_on_workers_works_and_is_told_once(
+    started: Commands, receiver: Receiver, preloaded: None, tmp_path: Path
+) -> None:
+    """Scenario 30."""
+    (tmp_path / "other_version.py").write_text(OTHER_VERSION)
+    scheduler = started.scheduler(*PRELOAD)
+    for _ in range(2):
+        started.worker("--preload", str(tmp_path / "other_version.py"), *PRELOAD, "--no-nanny")
+    with started.client(2) as client:
+        compute(client)
+        assert outline(flushed(client, receiver)) == whole(2)
+    assert scheduler.said() == [
+        f"Workers run dask-otel 0.0.1, the scheduler {dask_otel.__version__}: what only one of them knows is not told. "
+        f"Install the same everywhere, like pip install dask-otel=={dask_otel.__version__}."
+    ]
+
+
+#: A package in whose place nothing is installed.
+NOT_INSTALLED = "raise ModuleNotFoundError(\"No module named 'dask_otel'\", name='dask_otel')"
+
+
+def test_enable_harms_no_worker_that_lacks_the_package(
+    started: Commands, receiver: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither one that is there nor one that joins later, which unpickles all plugins before it runs."""
+    (tmp_path / "lacking" / "dask_otel").mkdir(parents=True)
+    (tmp_path / "lacking" / "dask_otel" / "__init__.py").write_text(NOT_INSTALLED)
+    path = f"{tmp_path / 'lacking'}:{ROOT}"
+    started.scheduler()
+    lacking = [started.worker("--name", "first", "--no-nanny", PYTHONPATH=path)]
+    with started.client(1) as client:
+        (first,) = client.scheduler_info()["workers"]
+        dask_otel.enable(client)
+        dask_otel.enable(client)
+        lacking.append(started.worker("--name", "later", PYTHONPATH=path))
+        client.wait_for_workers(2, timeout=DEADLINE)
+        compute(client)
+        assert dask_otel.flush(client, DEADLINE)
+        assert outline(told(receiver.spans())) == whole(0)
+        dask_otel.disable(client)
+    wanted = (
+        f"dask-otel could not be turned on at 1 workers ({first}). Install it there (pip install dask-otel) and call "
+        "dask_otel.enable(client) again."
+    )
+    assert ours(caplog) == [wanted, wanted]
+    sentence = (
+        "dask-otel is turned on for this cluster and cannot be loaded by this worker (ModuleNotFoundError: No module "
+        "named 'dask_otel'): its tasks have no spans. Install it here, with the scheduler's version: pip install dask-otel."
+    )
+    assert [[line.split(" - WARNING - ")[1] for line in c.said()] for c in lacking] == [[sentence] * 2, [sentence]]

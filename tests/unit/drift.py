@@ -1,0 +1,618 @@
+"""What dask-otel relies on in distributed, fact by fact, each with the function of ours to change when it no longer holds.
+
+Rules
+-----
+1. A fact is looked at in the installed distributed, without dask-otel: what fails here is distributed's change.
+2. A fact that can be read off the code is static; the others come from one run of a cluster in this process (`drift_run.watch`).
+3. What breaks a fact is told in one sentence: where to change what, what was expected, what is there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+import distributed
+from distributed.metrics import DelayedMetricsLedger, context_meter
+
+from tests.unit.drift_run import Seen
+
+SCHEDULER, WORKER, CLIENT = "seam/scheduler.py SchedulerSeam", "seam/worker.py WorkerSeam", "seam/client.py"
+TRANSFERS, ACTORS, ERRORS = "seam/transfers.py TransferSeam", "seam/actors.py", "seam/errors.py"
+
+
+class Drift(AssertionError):
+    """A fact that no longer holds."""
+
+    def __init__(self, seam: str, expects: str, found: object) -> None:
+        super().__init__(
+            f"dask_otel/{seam} expects {expects}; distributed {distributed.__version__} has {found}. "
+            f"Change it there, then the fact in tests/unit/drift.py."
+        )
+
+
+class Fact(NamedTuple):
+    """``holds`` gives true, or what it is instead; given what was seen in the run, if it is a dynamic one."""
+
+    seam: str
+    expects: str
+    holds: Callable[..., object]
+
+    def check(self, *seen: object) -> None:
+        try:
+            found = self.holds(*seen)
+        except Exception as fault:
+            found = f"{type(fault).__name__}: {fault}"
+        if found is not True:
+            raise Drift(self.seam, self.expects, "something else" if found is False else found)
+
+
+# -- signatures ---------------------------------------------------------------------------------------------------
+
+
+class Signature(NamedTuple):
+    """The parameters of a function of distributed.
+
+    ``(a, *, b)`` are all that there are; ``(a, …)`` is how they begin; ``{a, b}`` are among them, taken by keyword.
+    """
+
+    seam: str
+    function: str
+    parameters: str
+
+    def check(self) -> None:
+        expects = f"{self.function}{self.parameters}"
+        try:
+            found = inspect.signature(resolve(self.function))
+        except Exception as fault:
+            raise Drift(self.seam, expects, f"{type(fault).__name__}: {fault}") from None
+        if not _fits(found, self.parameters):
+            raise Drift(self.seam, expects, f"{self.function}{_bare(found)}")
+
+
+def resolve(path: str) -> Any:
+    """The object at ``module:dotted.name``."""
+    module, _, dotted = path.partition(":")
+    found = importlib.import_module(module)
+    for name in dotted.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def _bare(signature: inspect.Signature) -> str:
+    empty = inspect.Parameter.empty
+    parameters = [p.replace(annotation=empty, default=empty) for p in signature.parameters.values()]
+    return str(inspect.Signature(parameters))
+
+
+def _fits(signature: inspect.Signature, expected: str) -> bool:
+    if expected.startswith("{"):
+        return set(expected.strip("{}").split(", ")) <= signature.parameters.keys()
+    if expected.endswith("…)"):
+        return _bare(signature).startswith(expected[:-2].rstrip(", "))
+    return _bare(signature) == expected
+
+
+SIGNATURES = [
+    Signature(f"{CLIENT} _wrap_submission", "distributed:Client._graph_to_futures", "(self, …)"),
+    Signature(f"{CLIENT} _CALLS", "distributed:Client.get", "{sync, asynchronous}"),
+    Signature(f"{CLIENT} _CALLS", "distributed:Client.compute", "{sync}"),
+    Signature(f"{CLIENT} _CALLS", "distributed:Client.persist", "(self, …)"),
+    Signature(f"{CLIENT} _CALLS", "distributed:Client.map", "(self, …)"),
+    Signature(f"{CLIENT} _CALLS", "distributed:Client.gather", "(self, …)"),
+    Signature(f"{SCHEDULER}._wrap_task_to_msg", "distributed:Scheduler._task_to_msg", "(self, ts)"),
+    Signature(
+        f"{SCHEDULER}._wrap_update_graph",
+        "distributed:Scheduler.update_graph",
+        "{client, annotations, stimulus_id}",
+    ),
+    Signature(f"{SCHEDULER}.event", "distributed.broker:Broker.truncate", "(self, topic)"),
+    Signature(f"{SCHEDULER}.install", "distributed:Scheduler.log_event", "(self, topic, msg)"),
+    Signature(f"{WORKER}.tell_scheduler", "distributed:Worker.log_event", "(self, topic, msg)"),
+    Signature(f"{WORKER}.scheduler_version", "distributed:Scheduler.get_events", "{topic}"),
+    Signature(f"{WORKER}._wrap_execute", "distributed:Worker.execute", "(self, key, *, stimulus_id)"),
+    Signature(
+        f"{WORKER}._wrap_finalize", "distributed:Worker._finalize_metrics", "(self, stim, ledger, span_id)"
+    ),
+    Signature(
+        "seam/worker.py _Tee.finalize", "distributed.metrics:DelayedMetricsLedger.finalize", "{coarse_time}"
+    ),
+    Signature(
+        f"{TRANSFERS}._wrap_gather_dep",
+        "distributed:Worker.gather_dep",
+        "(self, worker, to_gather, total_nbytes, …)",
+    ),
+    Signature(f"{TRANSFERS}._wrap_get_data", "distributed:Worker.get_data", "(self, comm, keys, who, …)"),
+    Signature("seam/transfers.py _Requests", "distributed.worker:get_data_from_worker", "{who}"),
+    Signature(
+        f"{TRANSFERS}._wrap_spill",
+        "distributed.worker_memory:WorkerMemoryManager._spill",
+        "(self, worker, memory)",
+    ),
+    Signature(
+        f"{ACTORS} _Handler", "distributed:Worker.actor_execute", "(self, actor, function, args, kwargs)"
+    ),
+    Signature(f"{ERRORS} install", "distributed.worker:error_message", "(e, …)"),
+    Signature(
+        "scheduler.py SchedulerOtel.transition",
+        "distributed.diagnostics.plugin:SchedulerPlugin.transition",
+        "(self, key, start, finish, *args, stimulus_id, **kwargs)",
+    ),
+    Signature(
+        "scheduler.py SchedulerOtel.update_graph",
+        "distributed.diagnostics.plugin:SchedulerPlugin.update_graph",
+        "{scheduler, client, stimulus_id, kwargs}",
+    ),
+    Signature(
+        "scheduler.py SchedulerOtel.log_event",
+        "distributed.diagnostics.plugin:SchedulerPlugin.log_event",
+        "(self, topic, msg)",
+    ),
+    Signature(
+        "scheduler.py SchedulerOtel.add_worker",
+        "distributed.diagnostics.plugin:SchedulerPlugin.add_worker",
+        "(self, scheduler, worker)",
+    ),
+    Signature(
+        "scheduler.py SchedulerOtel.remove_worker",
+        "distributed.diagnostics.plugin:SchedulerPlugin.remove_worker",
+        "{scheduler, worker, kwargs}",
+    ),
+    Signature(
+        "scheduler.py SchedulerOtel.restart",
+        "distributed.diagnostics.plugin:SchedulerPlugin.restart",
+        "(self, scheduler)",
+    ),
+    Signature(
+        "turning_on.py WorkerOtel.transition",
+        "distributed.diagnostics.plugin:WorkerPlugin.transition",
+        "(self, key, start, finish, **kwargs)",
+    ),
+    Signature(
+        "turning_on.py _enable",
+        "distributed:Client._register_scheduler_plugin",
+        "(self, plugin, name, idempotent)",
+    ),
+    Signature(
+        "turning_on.py _enable",
+        "distributed:Client._register_worker_plugin",
+        "(self, plugin, name, idempotent)",
+    ),
+    Signature("turning_on.py _disable", "distributed:Client._unregister_worker_plugin", "(self, name, …)"),
+    Signature(
+        "turning_on.py _flush",
+        "distributed:Client._run_on_scheduler",
+        "(self, function, *args, wait, **kwargs)",
+    ),
+    Signature("turning_on.py _flush", "distributed:Client._run", "(self, function, …)"),
+]
+
+
+# -- what can be read off the code --------------------------------------------------------------------------------
+
+
+def _has(path: str, *names: str) -> Callable[[], object]:
+    """Whether a class has these attributes, slots and fields counted."""
+
+    def holds() -> object:
+        cls = resolve(path)
+        there = set(dir(cls)) | set(getattr(cls, "__annotations__", {}))
+        if hasattr(cls, "__dataclass_fields__"):
+            there |= {f.name for f in fields(cls)}
+        missing = [name for name in names if name not in there]
+        return not missing or f"no {path}.{', .'.join(missing)}"
+
+    return holds
+
+
+def _says(module: str, *texts: str) -> Callable[[], object]:
+    """Whether the module's source has these texts."""
+
+    def holds() -> object:
+        source = inspect.getsource(importlib.import_module(module))
+        missing = [text for text in texts if text not in source]
+        return not missing or f"no {missing} in {module}"
+
+    return holds
+
+
+def _default(path: str, parameter: str, value: object) -> Callable[[], object]:
+    def holds() -> object:
+        found = inspect.signature(resolve(path)).parameters[parameter].default
+        return found is value or f"{parameter}={found!r}"
+
+    return holds
+
+
+def _states(path: str, expected: set[str]) -> Callable[[], object]:
+    def holds() -> object:
+        found = set(resolve(path).__args__)
+        return found == expected or f"{sorted(found ^ expected)} more or less"
+
+    return holds
+
+
+def _uses(path: str, name: str) -> Callable[[], object]:
+    """Whether a function finds ``name`` among its module's globals when it is called."""
+
+    def holds() -> object:
+        return name in inspect.unwrap(resolve(path)).__code__.co_names or f"{path}, which does not call it"
+
+    return holds
+
+
+def _ledger_is_in_the_context() -> object:
+    ledger = DelayedMetricsLedger()
+    with ledger.record(key="async-instruction"):
+        return context_meter._callbacks.get()["async-instruction"].__self__ is ledger  # type: ignore[attr-defined]
+
+
+def _ledger_appends_to_its_list() -> object:
+    ledger, posts = DelayedMetricsLedger(), []
+    ledger.metrics, ledger.transfer = posts, None  # type: ignore[attr-defined]
+    with ledger.record(key="async-instruction"):
+        context_meter.digest_metric("rows", 3, "count")
+    return posts == [("rows", 3, "count")] or f"{posts}"
+
+
+def _ledger_starts_now() -> object:
+    return abs(DelayedMetricsLedger().start - time.perf_counter()) < 60 or "another clock"
+
+
+def _ledger_ends_with_the_rest() -> object:
+    found = [label for label, _, _ in DelayedMetricsLedger().finalize()]
+    failed = [label for label, _, _ in DelayedMetricsLedger().finalize("failed")]
+    return (found, failed) == (["other"], ["failed"]) or f"{found}, {failed}"
+
+
+STATIC = [
+    Fact(
+        f"{CLIENT} operation_waits",
+        "Client.get to wait by default",
+        _default("distributed:Client.get", "sync", True),
+    ),
+    Fact(
+        f"{CLIENT} operation_waits",
+        "Client.compute not to wait by default",
+        _default("distributed:Client.compute", "sync", False),
+    ),
+    Fact(
+        f"{SCHEDULER}.started",
+        "these attributes of a worker's state",
+        _has(
+            "distributed.scheduler:WorkerState",
+            "metrics",
+            "executing",
+            "last_seen",
+            "nthreads",
+            "name",
+            "address",
+        ),
+    ),
+    Fact(
+        f"{SCHEDULER}._activated",
+        "these attributes of a task's state",
+        _has(
+            "distributed.scheduler:TaskState",
+            *("key", "annotations", "run_id", "processing_on", "group", "prefix", "dependents", "priority"),
+            *("waiters", "who_wants"),
+        ),
+    ),
+    Fact(
+        "seam/scheduler.py ACTIVE",
+        "these states of a task",
+        _states(
+            "distributed.scheduler:TaskStateState",
+            {"released", "waiting", "no-worker", "queued", "processing", "memory", "erred", "forgotten"},
+        ),
+    ),
+    Fact(
+        "seam/scheduler.py _RETRIED",
+        "these beginnings of stimuli",
+        _says(
+            "distributed.worker",
+            *('f"task-erred-', 'f"execute-unknown-error-', 'f"reschedule-', 'f"task-finished-'),
+        ),
+    ),
+    Fact(
+        "seam/worker.py _CLOSING",
+        "these beginnings of stimuli",
+        _says("distributed.worker", 'f"worker-closing-', 'f"cancelled-by-worker-close-'),
+    ),
+    Fact(
+        f"{WORKER}._freed",
+        "these states of a worker's task",
+        _states(
+            "distributed.worker_state_machine:TaskStateState",
+            {"cancelled", "constrained", "error", "executing", "fetch", "flight", "forgotten", "long-running"}
+            | {"memory", "missing", "ready", "released", "rescheduled", "resumed", "waiting"},
+        ),
+    ),
+    Fact(
+        f"{WORKER}._begin",
+        "these attributes of a worker's task",
+        _has(
+            "distributed.worker_state_machine:TaskState",
+            *(
+                "key",
+                "annotations",
+                "run_id",
+                "state",
+                "previous",
+                "run_spec",
+                "priority",
+                "dependents",
+                "nbytes",
+            ),
+            *("exception_text", "traceback_text", "get_nbytes"),
+        ),
+    ),
+    Fact(
+        f"{WORKER}.executing",
+        "the tasks that run",
+        _has("distributed.worker_state_machine:WorkerState", "all_running_tasks"),
+    ),
+    Fact(
+        f"{WORKER}._end",
+        "these fields of a success",
+        _has("distributed.worker_state_machine:ExecuteSuccessEvent", "start", "stop", "nbytes", "type"),
+    ),
+    Fact(
+        f"{WORKER}._end",
+        "these fields of a failure",
+        _has(
+            "distributed.worker_state_machine:ExecuteFailureEvent",
+            "start",
+            "stop",
+            "exception_text",
+            "traceback_text",
+        ),
+    ),
+    Fact(
+        "seam/worker.py _outcome",
+        "the stimulus of a task that reschedules itself",
+        _has("distributed.worker_state_machine:RescheduleEvent", "key", "stimulus_id"),
+    ),
+    Fact(
+        f"{TRANSFERS}.close",
+        "the data of a transfer that succeeded",
+        _has("distributed.worker_state_machine:GatherDepSuccessEvent", "data"),
+    ),
+    Fact(
+        "seam/transfers.py _OUTCOMES",
+        "these labels of transfers that did not",
+        _says(
+            "distributed.worker_state_machine",
+            '"cancelled" if stim.data else "missing"',
+            '"busy"',
+            '= "failed"',
+        ),
+    ),
+    Fact(
+        "seam/transfers.py _Requests",
+        "gather_dep to look get_data_from_worker up in its module",
+        _uses("distributed:Worker.gather_dep", "get_data_from_worker"),
+    ),
+    Fact(
+        f"{TRANSFERS}._wrap_spill",
+        "what spilling writes to be metered as disk-write",
+        _says(
+            "distributed.spill",
+            'digest_metric("disk-write", 1, "count")',
+            '"disk-write", pickled_size, "bytes"',
+        ),
+    ),
+    Fact(
+        f"{WORKER}._measure",
+        "the ledger of an asynchronous instruction in its context",
+        _ledger_is_in_the_context,
+    ),
+    Fact(
+        "seam/worker.py Posts", "a ledger to append posts to its list `metrics`", _ledger_appends_to_its_list
+    ),
+    Fact(f"{WORKER}._measure", "a ledger's `start` to be of time.perf_counter", _ledger_starts_now),
+    Fact(
+        f"{TRANSFERS}.close",
+        "a ledger to give `other`, or its coarse label, last",
+        _ledger_ends_with_the_rest,
+    ),
+    Fact(
+        f"{ACTORS} install_callers",
+        "Actor._worker_rpc to be a property",
+        lambda: isinstance(resolve("distributed:Actor._worker_rpc"), property),
+    ),
+    Fact(
+        "client.py ClientTelemetry",
+        "the scheduler's identity",
+        _says("distributed.client", "self._scheduler_identity"),
+    ),
+]
+
+
+# -- what only a run shows ------------------------------------------------------------------------------------------
+
+
+def _graph_event(seen: Seen) -> dict[str, Any]:
+    return next(
+        msg for topic, msg in seen.events if topic == "scheduler" and msg.get("action") == "update-graph"
+    )
+
+
+def _phases_add_up(seen: Seen) -> object:
+    event = _graph_event(seen)
+    metrics = event["metrics"]
+    names = ("materialization", "ordering", "state_initialization")
+    phases = [abs(metrics[f"{name}_duration_seconds"]) for name in names]
+    known = {
+        "start_timestamp_seconds",
+        "duration_seconds",
+        "tasks",
+        "new_tasks",
+        "key_collisions",
+    } <= metrics.keys()
+    return (
+        known and event["status"] == "OK" and sum(phases) <= metrics["duration_seconds"] + 1e-3
+    ) or f"{event}"
+
+
+def _named(annotation: dict[str, Any]) -> tuple[tuple[str, ...], int]:
+    return tuple(annotation["name"]), len(annotation["ids"])
+
+
+def _graphs_transitions(seen: Seen) -> object:
+    """The hook of a graph, then its tasks' transitions with its stimulus."""
+    stimulus = seen.hooks[0][2]
+    return (
+        seen.hooks[1][:4] == ("transition", "thread", "released", "waiting") and seen.hooks[1][4] == stimulus
+    )
+
+
+DYNAMIC = [
+    Fact(
+        f"{SCHEDULER}._wrap_update_graph",
+        "a client's annotations with the graph, as a dictionary",
+        lambda seen: list(seen.graphs[0]["annotations"]["drift"]) == [b"annotated"] or seen.graphs[0],
+    ),
+    Fact(
+        f"{SCHEDULER}._wrap_update_graph",
+        "the client's id with the graph",
+        lambda seen: seen.graphs[0]["client"] == seen.hooks[0][1],
+    ),
+    Fact(
+        f"{SCHEDULER}.graph_created",
+        "the hook update_graph first, then the tasks' transitions with its stimulus",
+        _graphs_transitions,
+    ),
+    Fact(f"{SCHEDULER}.graph_created", "the computation's id", lambda seen: seen.computation is not None),
+    Fact("rollup.py graph_spans", "the phases of an update in its event, their signs aside", _phases_add_up),
+    Fact(
+        f"{SCHEDULER}.event",
+        "the event's stimulus to be the graph's",
+        lambda seen: _graph_event(seen)["stimulus_id"] == seen.hooks[0][2],
+    ),
+    Fact(
+        f"{SCHEDULER}._wrap_task_to_msg",
+        "what is added to a task's message to reach the worker's annotations",
+        lambda seen: seen.executed["thread"][0].get("drift") == b"handed" or seen.executed["thread"],
+    ),
+    Fact(
+        f"{SCHEDULER}._wrap_task_to_msg",
+        "what is added to a task's message not to come back to the scheduler's annotations",
+        lambda seen: (
+            b"handed" not in (seen.annotations["thread"] or {}).values() or seen.annotations["thread"]
+        ),
+    ),
+    Fact(
+        f"{SCHEDULER}._activated",
+        "annotations of distributed.span on a task",
+        lambda seen: (
+            _named(seen.annotations["tagged"]["span"]) == (("outer", "inner"), 2)
+            or seen.annotations["tagged"]
+        ),
+    ),
+    Fact(
+        "seam/scheduler.py _DEFAULT",
+        "the span of a task without a tag to be the default one, or none",
+        lambda seen: (
+            (seen.annotations["thread"] or {}).get("span", {"name": ("default",)})["name"] == ("default",)
+            or seen.annotations["thread"]
+        ),
+    ),
+    Fact(
+        f"{SCHEDULER}.started",
+        "a worker's heartbeat to say what runs, and for how long (s)",
+        lambda seen: (
+            (list(seen.executing) == ["blocked"] and all(type(v) is float for v in seen.executing.values()))
+            or seen.executing
+        ),
+    ),
+    Fact(
+        f"{SCHEDULER}.version",
+        "metrics of a worker on the scheduler",
+        lambda seen: seen.metric == "1.2.3" or seen.metric,
+    ),
+    Fact(
+        f"{SCHEDULER}.event",
+        "events of a worker in the hook log_event, with its address",
+        lambda seen: (
+            [msg for t, msg in seen.events if t == "drift"] == [{"said": 1, "worker": seen.worker["address"]}]
+            or seen.events
+        ),
+    ),
+    Fact(
+        f"{WORKER}._wrap_execute",
+        "a task's thread to run in the context of Worker.execute",
+        lambda seen: seen.results["thread"][0] == "carried" or seen.results["thread"],
+    ),
+    Fact(
+        f"{WORKER}._wrap_execute",
+        "an async task to run in the context of Worker.execute",
+        lambda seen: seen.results["coroutine"] == "carried" or seen.results["coroutine"],
+    ),
+    Fact(
+        f"{WORKER}._begin",
+        "the run id of a task's message on the worker",
+        lambda seen: seen.executed["thread"][1] == seen.messages["thread"]["run_id"],
+    ),
+    Fact(
+        f"{WORKER}._measure",
+        "the ledger of Worker.execute to be that of _finalize_metrics",
+        lambda seen: seen.executed["thread"][2] is seen.finalized["thread"][1],
+    ),
+    Fact(
+        "seam/worker.py _outcome",
+        "a task's last state when its metrics are finalized",
+        lambda seen: (
+            (seen.finalized["thread"][2], seen.finalized["failed"][2]) == ("memory", "error")
+            or (seen.finalized["thread"][2], seen.finalized["failed"][2])
+        ),
+    ),
+    Fact(
+        f"{WORKER}._end",
+        "the thread that ran a task",
+        lambda seen: seen.threads.get("thread") == seen.results["thread"][1] or seen.threads,
+    ),
+    Fact(
+        f"{WORKER}._cancel",
+        "the thread that runs a task",
+        lambda seen: list(seen.active.values()) == ["blocked"] or seen.active,
+    ),
+    Fact(
+        f"{WORKER}.clock_offset",
+        "the worker's delay (s)",
+        lambda seen: type(seen.worker["delay"]) in (int, float),
+    ),
+    Fact(
+        "seam/worker.py _Tee",
+        "the digests' keys (execute, span, prefix, label, unit)",
+        lambda seen: (
+            any(
+                len(key) == 5 and key[0] == "execute" and key[2:] == ("thread", "mine", "seconds")
+                for key in seen.digests
+            )
+            or seen.digests
+        ),
+    ),
+    Fact(
+        f"{TRANSFERS}.close",
+        "the digests' keys (gather-dep, label, unit)",
+        lambda seen: any(len(key) == 3 and key[0] == "gather-dep" for key in seen.digests) or seen.digests,
+    ),
+    Fact(
+        f"{ERRORS} install",
+        "a task's exception to be seen by error_message of the worker module",
+        lambda seen: any(type(e) is ValueError for e in seen.errors) or seen.errors,
+    ),
+    Fact(
+        f"{TRANSFERS}._wrap_get_data",
+        "what is added to `who` of a request to reach the sender",
+        lambda seen: any(str(r.get("asked", "")).endswith("#drift") for r in seen.requests) or seen.requests,
+    ),
+    Fact(
+        f"{ACTORS} install_worker", "the pool and the handler of actors", lambda seen: seen.worker["actors"]
+    ),
+]

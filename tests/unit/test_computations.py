@@ -1,0 +1,353 @@
+"""The scheduler's trace model: events in, a tree of strings out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from textwrap import dedent
+
+import pytest
+from dask_otel import names, parents
+from dask_otel.carried import Carried, Decision
+from dask_otel.computations import MAX_HISTORY, PATIENCE, Activated, Computations
+from dask_otel.records import ERROR, Span
+from dask_otel.sums import Sums
+from dask_otel.tree import outline
+
+CLIENT_SPAN = Carried(b"t" * 16, b"c" * 8, 1)
+W1, W2 = "tcp://w1:1", "tcp://w2:1"
+
+
+class Scheduler:
+    """Plays a scheduler: a clock that tests turn, ids that are counted, spans that are kept."""
+
+    def __init__(self, detail: int = parents.ACTIVITY, sampled: bool = True) -> None:
+        self.now = 1000.0
+        self.emitted: list[Span] = []
+        self._ids = count(1)
+        self._run_ids = count(1)
+        self._runs: dict[str, int] = {}
+        self.model = Computations(
+            emit=self.emitted.append,
+            new_trace_id=lambda: next(self._ids).to_bytes(16, "big"),
+            new_span_id=lambda: next(self._ids).to_bytes(8, "big"),
+            sample=lambda trace_id, kind: Decision(sampled),
+            detail=detail,
+            max_age=600.0,
+        )
+
+    def submit(
+        self,
+        *keys: str,
+        client: str = "alice",
+        carried: Carried | None = CLIENT_SPAN,
+        tags: tuple[str, ...] = (),
+        stimulus: str = "graph",
+    ) -> None:
+        """A graph arrives, its tasks become active."""
+        graph = self.model.receive(stimulus, client, carried, names.OP_COMPUTE, self.now)
+        self.model.create(stimulus)
+        for key in keys:
+            self.activate(key, stimulus, tags)
+        self.model.finish(graph, self.now)
+
+    def activate(
+        self, key: str, stimulus: str = "other", tags: tuple[str, ...] = (), dependents: tuple[str, ...] = ()
+    ) -> None:
+        prefix = key.split("-")[0]
+        self.model.activate(
+            Activated(key, stimulus, prefix, prefix, (tags, tags), dependents, self._runs.get(key, -1)),
+            lambda: self.now,
+        )
+
+    def dispatch(self, key: str, address: str = W1) -> parents.Handed | None:
+        self._runs[key] = next(self._run_ids)
+        packed = self.model.dispatch(key, self._runs[key], address, self.now, peers=False)
+        return parents.unpack(packed)
+
+    def end(self, key: str, finish: str = "memory", told: bool = False) -> None:
+        """The task's attempt ends; ``told`` says that its worker will tell."""
+        group, flight = self.model.deactivate(key, "processing", finish, lambda: self.now)
+        assert group is not None
+        assert flight is not None
+        self.model.ended(key, group, flight, finish, told)
+
+    def run(self, key: str, address: str = W1) -> None:
+        self.dispatch(key, address)
+        self.end(key)
+
+    def lose(self, key: str, finish: str = "released") -> None:
+        """The task's worker is lost while it runs."""
+        group, flight = self.model.deactivate(key, "processing", finish, lambda: self.now)
+        assert group is not None
+        assert flight is not None
+        self.model.lose(
+            key,
+            group,
+            flight,
+            self.now - 1,
+            self.now,
+            assumed=False,
+            error_type=names.WORKER_LOST,
+            worker=(flight.address, "w"),
+        )
+
+    def tick(self, seconds: float = 0.0) -> bool:
+        self.now += seconds
+        return self.model.check(self.now)
+
+    def outline(self) -> str:
+        return outline([s for s in self.emitted if not s.name.startswith("dask.graph.")])
+
+    def span(self, name: str) -> Span:
+        (found,) = (s for s in self.emitted if s.name == name)
+        return found
+
+    def attributes(self, name: str) -> dict[str, object]:
+        span = self.span(name)
+        return dict(span.common + span.attributes)
+
+    @property
+    def computations(self) -> list[Span]:
+        return [s for s in self.emitted if s.name == names.COMPUTATION]
+
+
+@pytest.fixture
+def scheduler() -> Scheduler:
+    return Scheduler()
+
+
+def test_a_computation_holds_its_tags_and_groups(scheduler: Scheduler) -> None:
+    scheduler.submit("inc-1", "inc-2", "add-1", tags=("load", "clean"))
+    for key in ("inc-1", "inc-2", "add-1"):
+        scheduler.run(key)
+    scheduler.tick()
+    assert scheduler.outline() == dedent("""\
+        (parent 6363636363636363 not received)
+          dask.computation
+            load
+              clean
+                add group
+                inc group""")
+
+
+def test_a_computation_ends_with_its_last_task_not_with_its_last_check(scheduler: Scheduler) -> None:
+    scheduler.submit("inc-1")
+    scheduler.dispatch("inc-1")
+    scheduler.now += 5
+    scheduler.end("inc-1")
+    scheduler.tick(3)
+    assert (scheduler.span(names.COMPUTATION).start, scheduler.span(names.COMPUTATION).end) == (
+        1000 * 10**9,
+        1005 * 10**9,
+    )
+
+
+def test_one_client_and_context_make_one_computation_while_it_is_unsettled(scheduler: Scheduler) -> None:
+    scheduler.submit("inc-1", stimulus="first")
+    scheduler.submit("inc-2", stimulus="second")
+    scheduler.submit("inc-3", stimulus="third", client="bob")
+    scheduler.submit("inc-4", stimulus="fourth", carried=CLIENT_SPAN._replace(span_id=b"d" * 8))
+    for n in range(1, 5):
+        scheduler.run(f"inc-{n}")
+    scheduler.tick()
+    told = [dict(s.attributes) for s in scheduler.computations]
+    assert sorted((a[names.CLIENT_ID], a[names.COMPUTATION_TASKS]) for a in told) == [
+        ("alice", 1),
+        ("alice", 2),
+        ("bob", 1),
+    ]
+    scheduler.submit("inc-5", stimulus="fifth")
+    scheduler.run("inc-5")
+    scheduler.tick()
+    assert len(scheduler.computations) == 4
+
+
+def test_a_computation_that_goes_on_for_ever_is_joined_no_more_and_its_successor_links_to_it(
+    scheduler: Scheduler,
+) -> None:
+    scheduler.submit("inc-1", stimulus="first")
+    scheduler.now += 601
+    scheduler.submit("inc-2", stimulus="second")
+    scheduler.run("inc-2")
+    scheduler.run("inc-1")
+    scheduler.tick()
+    first, second = sorted(scheduler.computations, key=lambda s: s.start)
+    assert [link.span_id for link in second.links] == [first.span_id]
+    assert first.links == ()
+
+
+def test_keys_that_are_there_already_make_a_computation_without_tasks(scheduler: Scheduler) -> None:
+    scheduler.submit()
+    scheduler.tick()
+    assert scheduler.attributes(names.COMPUTATION)[names.COMPUTATION_TASKS] == 0
+
+
+def test_a_task_that_waits_again_in_the_same_tick_settles_nothing(scheduler: Scheduler) -> None:
+    scheduler.submit("inc-1")
+    scheduler.dispatch("inc-1")
+    scheduler.end("inc-1", "released")
+    scheduler.activate("inc-1")
+    scheduler.tick()
+    assert scheduler.computations == []
+    handed = scheduler.dispatch("inc-1")
+    assert handed is not None
+    assert handed.attempt == 2
+    assert handed.previous != b""
+    scheduler.end("inc-1")
+    scheduler.tick()
+    assert scheduler.attributes(names.COMPUTATION)[names.COMPUTATION_TASKS] == 1
+
+
+def test_an_attempt_that_died_with_its_worker_is_told_and_linked_to(scheduler: Scheduler) -> None:
+    scheduler.submit("inc-1")
+    scheduler.dispatch("inc-1")
+    scheduler.now += 2
+    scheduler.lose("inc-1")
+    scheduler.activate("inc-1")
+    scheduler.tick()
+    handed = scheduler.dispatch("inc-1", W2)
+    assert handed is not None
+    lost = scheduler.span("inc")
+    assert (handed.attempt, handed.previous) == (2, lost.span_id)
+    assert lost.status == ERROR
+    assert scheduler.attributes("inc")[names.OUTCOME] == names.LOST
+    scheduler.end("inc-1")
+    scheduler.tick()
+    told = scheduler.attributes(names.COMPUTATION)
+    assert told[names.COMPUTATION_OUTCOMES + names.LOST] == 1
+    assert told[names.COMPUTATION_OUTCOMES + names.SUCCESS] == 1
+    assert told[names.WASTED_TIME] == 1.0
+
+
+def test_a_result_computed_again_belongs_to_who_needs_it_and_says_why(scheduler: Scheduler) -> None:
+    scheduler.submit("inc-1", "add-1")
+    scheduler.run("inc-1")
+    scheduler.tick()
+    scheduler.model.forget_result("inc-1")
+    scheduler.activate("inc-1", dependents=("add-1",))
+    handed = scheduler.dispatch("inc-1", W2)
+    assert handed is not None
+    assert (handed.attempt, handed.cause) == (2, names.RECOMPUTED)
+    scheduler.end("inc-1")
+    scheduler.run("add-1")
+    scheduler.tick()
+    assert len(scheduler.computations) == 1
+
+
+def test_a_result_computed_again_for_nobody_is_a_computation_linked_to_the_old(scheduler: Scheduler) -> None:
+    scheduler.submit("inc-1")
+    scheduler.run("inc-1")
+    scheduler.tick()
+    scheduler.activate("inc-1")
+    scheduler.run("inc-1", W2)
+    scheduler.tick()
+    old, new = scheduler.computations
+    assert [link.span_id for link in new.links] == [old.span_id]
+    assert new.trace_id != old.trace_id
+
+
+def test_a_group_waits_for_its_workers_sums(scheduler: Scheduler) -> None:
+    scheduler.submit("inc-1")
+    handed = scheduler.dispatch("inc-1")
+    scheduler.end("inc-1", told=True)
+    assert scheduler.tick()
+    assert scheduler.computations == []
+    sums = Sums()
+    sums.add(names.SUCCESS, 0.5, [("compute", 0.5, "seconds")], size=8)
+    assert handed is not None
+    assert scheduler.model.add(handed.parent.group_id, sums.to_wire())
+    assert not scheduler.tick()
+    told = scheduler.attributes("inc group")
+    assert told[names.DURATION + "sum"] == 0.5
+    assert told[names.ACTIVITY_AMOUNT + "compute.seconds"] == 0.5
+    assert names.GROUP_INCOMPLETE not in told
+    assert not scheduler.model.add(handed.parent.group_id, sums.to_wire())
+
+
+def test_a_group_whose_sums_never_come_says_so_after_a_while(scheduler: Scheduler) -> None:
+    scheduler.submit("inc-1")
+    scheduler.dispatch("inc-1")
+    scheduler.end("inc-1", told=True)
+    assert scheduler.tick()
+    assert not scheduler.tick(PATIENCE)
+    assert scheduler.attributes("inc group")[names.GROUP_INCOMPLETE] is True
+    assert len(scheduler.computations) == 1
+
+
+def test_a_task_that_never_ran_since_another_failed_is_counted_apart(scheduler: Scheduler) -> None:
+    scheduler.submit("bad-1", "add-1")
+    scheduler.dispatch("bad-1")
+    scheduler.end("bad-1", "erred")
+    scheduler.model.deactivate("add-1", "waiting", "erred", lambda: scheduler.now)
+    scheduler.tick()
+    assert scheduler.attributes("add group")[names.GROUP_UPSTREAM_FAILED] == 1
+    computation = scheduler.span(names.COMPUTATION)
+    assert (computation.status, dict(computation.attributes)[names.COMPUTATION_STATE]) == (ERROR, names.FAILED)
+
+
+@pytest.mark.parametrize("detail", [parents.OFF, parents.ACTIVITY])
+def test_a_client_span_that_is_not_sampled_travels_and_nothing_is_told(detail: int) -> None:
+    scheduler = Scheduler(detail)
+    scheduler.submit("inc-1", carried=CLIENT_SPAN._replace(flags=0, trace_state="v=1", baggage="user=x"))
+    handed = scheduler.dispatch("inc-1")
+    assert handed is not None
+    assert handed.parent.detail == parents.OFF
+    assert handed.parent[:2] == (b"t" * 16, b"c" * 8)
+    assert (handed.parent.flags, handed.parent.trace_state, handed.parent.baggage) == (0, "v=1", "user=x")
+    scheduler.end("inc-1")
+    scheduler.tick()
+    assert scheduler.emitted == []
+
+
+def test_the_sampler_is_asked_where_no_client_span_is() -> None:
+    scheduler = Scheduler(sampled=False)
+    scheduler.submit("inc-1", carried=None)
+    handed = scheduler.dispatch("inc-1")
+    assert handed is not None
+    assert (handed.parent.detail, handed.parent.flags & 1) == (parents.OFF, 0)
+
+
+@pytest.mark.parametrize("state", [names.RESTARTED, names.CLOSED])
+def test_everything_open_is_told_when_the_scheduler_stops(scheduler: Scheduler, state: str) -> None:
+    scheduler.submit("inc-1", "add-1", tags=("load",))
+    scheduler.dispatch("inc-1")
+    scheduler.now += 4
+    scheduler.model.stop(scheduler.now, state)
+    assert scheduler.outline() == dedent("""\
+        (parent 6363636363636363 not received)
+          dask.computation
+            load
+              add group
+              inc group""")
+    assert scheduler.attributes(names.COMPUTATION)[names.COMPUTATION_STATE] == state
+    assert scheduler.span(names.COMPUTATION).end == int(scheduler.now * 1e9)
+    assert_empty(scheduler.model)
+
+
+def many(scheduler: Scheduler, each: Callable[[int], None]) -> None:
+    for n in range(2 * MAX_HISTORY):
+        each(n)
+
+
+def test_what_is_told_is_forgotten(scheduler: Scheduler) -> None:
+    def one(n: int) -> None:
+        scheduler.submit(f"p{n}-1", f"p{n}-2", stimulus=f"graph-{n}", carried=None)
+        scheduler.dispatch(f"p{n}-1")
+        scheduler.end(f"p{n}-1", "released")
+        scheduler.activate(f"p{n}-1")
+        scheduler.run(f"p{n}-1")
+        scheduler.run(f"p{n}-2")
+        scheduler.tick()
+
+    many(scheduler, one)
+    assert_empty(scheduler.model)
+
+
+def assert_empty(model: Computations) -> None:
+    """Nothing is held but the bounded history, and the last graph that was created."""
+    for name, held in vars(model).items():
+        if name == "_history":
+            assert len(held) <= MAX_HISTORY
+        elif isinstance(held, (dict, set, list)):
+            assert not held, name
