@@ -119,11 +119,15 @@ def seconds(of: psutil.Process) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tasks", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--settle", type=float, default=2.5, help="seconds after each graph until all is sent")
+    parser.add_argument(
+        "--settle", type=float, default=2.5, help="seconds after each graph until all is sent"
+    )
     arguments = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -161,7 +165,10 @@ def report(rounds: list[tuple[tuple[float, ...], tuple[float, ...]]], arguments:
     for index, name in enumerate(("scheduler", "workers", "everything")):
         ratios = [b[index] / a[index] for a, b in rounds]
         low, middle, high = statistics.quantiles(ratios, n=4)
-        a, b = (statistics.median(side[index] for side in sides) / tasks * 1e3 for sides in zip(*rounds, strict=True))
+        a, b = (
+            statistics.median(side[index] for side in sides) / tasks * 1e3
+            for sides in zip(*rounds, strict=True)
+        )
         print(f"{name:<12}{a:>18.3f}{b:>10.3f}{(b - a) * 1e3:>10.1f}{middle:>9.3f}{low:>10.3f} – {high:.3f}")
 
 

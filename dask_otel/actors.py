@@ -34,7 +34,12 @@ def begin(carried: Carried, span_id: bytes, prefix: str, method: str, start: flo
 
 
 def span(
-    call: Call, end: float, failure: Failure | None, written: Written | None, worker: tuple[str, str], offset: float
+    call: Call,
+    end: float,
+    failure: Failure | None,
+    written: Written | None,
+    worker: tuple[str, str],
+    offset: float,
 ) -> Span:
     """The span of a call that returned, or raised."""
     parent = call.parent

@@ -23,11 +23,11 @@ from dask_otel.records import (
     INTERNAL,
     IS_REMOTE,
     IS_REMOTE_KNOWN,
+    UNSET,
     Attributes,
     Event,
     Link,
     Span,
-    UNSET,
     Value,
 )
 from dask_otel.vocabulary import Vocabulary

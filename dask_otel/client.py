@@ -15,7 +15,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 
 from distributed import Client
 from opentelemetry import context as otel_context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_current_span, use_span
+from opentelemetry.trace import (
+    Span,
+    SpanKind,
+    Status,
+    StatusCode,
+    get_current_span,
+    set_span_in_context,
+    use_span,
+)
 
 from dask_otel import names, process, propagation, submission
 from dask_otel.current import failure_of
@@ -102,7 +110,7 @@ class ClientTelemetry:
         self.outlet.explain(loud=True)
         client = self._client()
         if client is not None and self.ask_scheduler and self.outlet.sending:
-            client.loop.add_callback(self._ask_scheduler, client)
+            seam.in_its_loop(client, self._ask_scheduler)
 
     async def _ask_scheduler(self, client: Client) -> None:
         with suppress(Exception):  # The scheduler is gone, or does not answer.
@@ -111,7 +119,7 @@ class ClientTelemetry:
                 process.say_once(
                     "The scheduler at %s does not run dask-otel: only this client's own spans are sent. Start it with "
                     "--preload dask_otel, or call dask_otel.enable(client).",
-                    client.scheduler.address,
+                    seam.scheduler_address(client),
                     level=logging.WARNING,
                 )
             elif version != __version__:
@@ -125,11 +133,12 @@ class ClientTelemetry:
                 )
 
     def _context(self) -> otel_context.Context:
-        """What is current; a ``TRACEPARENT`` of the environment where nothing is."""
+        """What is current; where no span is, below the ``TRACEPARENT`` of the environment."""
         current = otel_context.get_current()
-        if self._environment is not None and not get_current_span(current).get_span_context().is_valid:
-            return self._environment
-        return current
+        if self._environment is None or get_current_span(current).get_span_context().is_valid:
+            return current
+        both = otel_context.Context({**self._environment, **current})
+        return set_span_in_context(get_current_span(self._environment), both)
 
 
 class TaskClients:

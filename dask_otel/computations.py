@@ -19,7 +19,7 @@ from dask_otel import names, rollup
 from dask_otel.carried import Carried, Decision
 from dask_otel.history import History, Runs
 from dask_otel.parents import OFF, Parent, attempt_span_id, pack
-from dask_otel.records import CLIENT, INTERNAL, PRODUCER, RANDOM, SAMPLED, Link, Span
+from dask_otel.records import CLIENT, INTERNAL, PRODUCER, RANDOM, SAMPLED, Attributes, Link, Span
 from dask_otel.rollup import Computation, Graph, Group, Tag
 
 #: How long (s) a group waits for its workers' sums.
@@ -163,7 +163,8 @@ class Computations:
     ) -> Computation:
         kind = {names.OP_COMPUTE: CLIENT, names.OP_GATHER: CLIENT, "": INTERNAL}.get(operation, PRODUCER)
         trace_id, parent_id, flags, trace_state, baggage = carried or Carried(b"", b"", 0, "", "")
-        detail, attributes = self.detail, ()
+        detail = self.detail
+        attributes: Attributes = ()
         if not trace_id and detail > OFF and sampled:
             trace_id = self._new_trace_id()
             sampled, attributes, trace_state = self._sample(trace_id, rollup.kind_below(kind))

@@ -58,7 +58,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         complaints = list(settings.complaints)
         values = _values(dask.config.get("otel", {}), complaints)
         return replace(settings, complaints=tuple(complaints), **values)
-    except Exception as error:  # noqa: BLE001 - Dask runs on, whatever the configuration holds
+    except Exception as error:  # Dask runs on, whatever the configuration holds
         return Settings(
             complaints=(
                 f"The configuration cannot be read ({type(error).__name__}); dask-otel exports nothing.",

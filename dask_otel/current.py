@@ -106,7 +106,7 @@ class TaskSpan(Span):
         if not self._writable:
             return
         if isinstance(status, Status):
-            status, description = status.status_code, status.description
+            description, status = status.description, status.status_code
         if status is StatusCode.UNSET or (self._status and self._status[0] == StatusCode.OK.value):
             return  # The specification: unset is ignored, OK is final.
         self._status = (status.value, (description or "") if status is StatusCode.ERROR else "")

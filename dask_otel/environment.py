@@ -151,7 +151,7 @@ def _resource(read: Reader) -> tuple[str | None, Attributes]:
     """The service's name and the other attributes; one malformed entry discards all of them (the specification)."""
     attributes: dict[str, str] = {}
     try:
-        for number, entry in enumerate(items(read.text("OTEL_RESOURCE_ATTRIBUTES")), 1):
+        for number, entry in enumerate(items(read.text("OTEL_RESOURCE_ATTRIBUTES")), 1):  # noqa: B007 - said below
             key, value = _attribute(entry)
             attributes[key] = value
     except ValueError:

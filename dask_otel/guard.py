@@ -57,7 +57,10 @@ class Guard:
         elif self.faults[hook] == MAX_FAULTS:
             self.switched_off.add(hook)
             logger.warning(
-                "dask-otel's hook %r on %s failed %d times and is switched off.", hook, self.server, MAX_FAULTS
+                "dask-otel's hook %r on %s failed %d times and is switched off.",
+                hook,
+                self.server,
+                MAX_FAULTS,
             )
         strict = "PYTEST_CURRENT_TEST" in os.environ if self._strict is None else self._strict
         if strict:

@@ -99,9 +99,7 @@ def nest(
     return open_
 
 
-def _close(
-    open_: list[Interval], label: str, amount: float, end: float, exact: float | None
-) -> Interval:
+def _close(open_: list[Interval], label: str, amount: float, end: float, exact: float | None) -> Interval:
     start = end - (amount if exact is None else exact)
     children: list[Interval] = []
     while open_ and open_[-1].end > start + _TOLERANCE:

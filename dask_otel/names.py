@@ -86,13 +86,22 @@ CLOCK_OFFSET = _attribute(
 
 # -- computation -------------------------------------------------------------------------------------------------
 _COMPUTATION = "computation"
-COMPUTATION_ID = _attribute("dask.computation.id", "string", "computation, graph update", "Dask's own id of it.")
-COMPUTATION_STATE = _attribute(
-    "dask.computation.state", "string", "computation, graph update", "`running`, `finished`, `failed`, `cancelled`, `restarted` or `closed`."
+COMPUTATION_ID = _attribute(
+    "dask.computation.id", "string", "computation, graph update", "Dask's own id of it."
 )
-CLIENT_ID = _attribute("dask.client.id", "string", "computation, graph update", "The client that submitted it.")
+COMPUTATION_STATE = _attribute(
+    "dask.computation.state",
+    "string",
+    "computation, graph update",
+    "`running`, `finished`, `failed`, `cancelled`, `restarted` or `closed`.",
+)
+CLIENT_ID = _attribute(
+    "dask.client.id", "string", "computation, graph update", "The client that submitted it."
+)
 COMPUTATION_TASKS = _attribute("dask.computation.tasks", "int", _COMPUTATION, "Tasks that had to run.")
-COMPUTATION_PREFIXES = _attribute("dask.computation.prefixes", "string[]", _COMPUTATION, "Prefixes of those tasks.")
+COMPUTATION_PREFIXES = _attribute(
+    "dask.computation.prefixes", "string[]", _COMPUTATION, "Prefixes of those tasks."
+)
 COMPUTATION_OUTCOMES = _attribute(
     "dask.computation.outcomes.<outcome>", "int", _COMPUTATION, "Attempts by outcome, each where it is not 0."
 ).removesuffix("<outcome>")
@@ -112,7 +121,10 @@ SPANS_DROPPED = _attribute(
     "dask.trace.spans.dropped", "int", _COMPUTATION, "Task spans that did not fit into a worker's queue."
 )
 CODE_FILE = _attribute(
-    "code.file.path", "string", _COMPUTATION, "File of the calling code, where Dask captured it (`computations.nframes`)."
+    "code.file.path",
+    "string",
+    _COMPUTATION,
+    "File of the calling code, where Dask captured it (`computations.nframes`).",
 )
 CODE_LINE = _attribute("code.line.number", "int", _COMPUTATION, "Line of the call in it.")
 
@@ -127,7 +139,9 @@ GRAPH_STIMULUS = _attribute("dask.graph.stimulus_id", "string", _GRAPH, "The sch
 
 # -- group and task ----------------------------------------------------------------------------------------------
 TASK_GROUP = _attribute("dask.task.group", "string", "group, task", "Name of the task group.")
-TASK_PREFIX = _attribute("dask.task.prefix", "string", "group, task, activity", "Prefix of the task's key.")
+TASK_PREFIX = _attribute(
+    "dask.task.prefix", "string", "group, task, activity, actor", "Prefix of the task's key."
+)
 GROUP_OUTCOMES = _attribute(
     "dask.group.outcomes.<outcome>", "int", "group", "Attempts by outcome, each where it is not 0."
 ).removesuffix("<outcome>")
@@ -143,7 +157,9 @@ DURATION = _attribute(
     "group",
     "Over every attempt, shown or not. Quantiles within 1 %.",
 ).removesuffix("<sum|min|max|p50|p90|p99>")
-RESULT_SIZE = _attribute("dask.task.result.size", "int (By)", "task, group", "Of the result; on a group the sum.")
+RESULT_SIZE = _attribute(
+    "dask.task.result.size", "int (By)", "task, group", "Of the result; on a group the sum."
+)
 RESULT_TYPE = _attribute("dask.task.result.type", "string", "task", "Class of the result.")
 ACTIVITY_AMOUNT = _attribute(
     "dask.task.activity.<label>.<unit>",
@@ -155,38 +171,53 @@ TASK_KEY = _attribute("dask.task.key", "string", "task", "The key as text, at mo
 TASK_KEY_TRUNCATED = _attribute("dask.task.key_truncated", "boolean", "task", "The key was longer.")
 ATTEMPT = _attribute("dask.task.attempt", "int", "task", "1 for the first.")
 OUTCOME = _attribute("dask.task.outcome", "string", "task", ", ".join(f"`{o}`" for o in TASK_OUTCOMES) + ".")
-STARTED = _attribute("dask.task.started", "string", "task", "`assumed`: the scheduler can only infer that it had.")
+STARTED = _attribute(
+    "dask.task.started", "string", "task", "`assumed`: the scheduler can only infer that it had."
+)
 CAUSE = _attribute(
-    "dask.task.cause", "string", "task", "Why it ran though its result had been there: `recomputed`, since it was lost."
+    "dask.task.cause",
+    "string",
+    "task",
+    "Why it ran though its result had been there: `recomputed`, since it was lost.",
 )
 RECOMPUTED = "recomputed"
 ASSUMED = "assumed"
 WAIT_DEPENDENCIES = _attribute(
     "dask.task.wait.dependencies", "double (s)", "task", "On the worker, until its dependencies were there."
 )
-WAIT_SLOT = _attribute("dask.task.wait.slot", "double (s)", "task", "On the worker, ready, until a slot was free.")
+WAIT_SLOT = _attribute(
+    "dask.task.wait.slot", "double (s)", "task", "On the worker, ready, until a slot was free."
+)
 SECEDED_TIME = _attribute("dask.task.seceded_time", "double (s)", "task", "From `secede()` until the end.")
-WORKER_ADDRESS = _attribute("dask.worker.address", "string", "task, resource", "Address of the worker.")
-WORKER_NAME = _attribute("dask.worker.name", "string", "task, resource", "Name of the worker.")
+WORKER_ADDRESS = _attribute(
+    "dask.worker.address", "string", "task, actor, resource", "Address of the worker."
+)
+WORKER_NAME = _attribute("dask.worker.name", "string", "task, actor, resource", "Name of the worker.")
 THREAD_ID = _attribute("thread.id", "int", "task", "Thread that ran it; left out for async tasks.")
 ERROR_TYPE = _attribute(
     "error.type",
     "string",
-    "task, transfer, graph update",
+    "task, actor, transfer, graph update",
     "The exception's class, or `worker_lost`, `killed_worker`, `memory_limit`.",
 )
 
 # -- activity ----------------------------------------------------------------------------------------------------
 ACTIVITY_NAME = _attribute("dask.activity.name", "string", "activity", "Label of the metering context.")
-ACTIVITY_SIZE = _attribute("dask.activity.size", "int (By)", "activity", "Bytes metered under the same label.")
+ACTIVITY_SIZE = _attribute(
+    "dask.activity.size", "int (By)", "activity", "Bytes metered under the same label."
+)
 ACTIVITY_COUNT = _attribute("dask.activity.count", "int", "activity", "Count metered under the same label.")
-THREAD_CPU_TIME = _attribute("dask.activity.thread_cpu_time", "double (s)", "`compute` activity", "Dask's thread-cpu.")
+THREAD_CPU_TIME = _attribute(
+    "dask.activity.thread_cpu_time", "double (s)", "`compute` activity", "Dask's thread-cpu."
+)
 THREAD_NONCPU_TIME = _attribute(
     "dask.activity.thread_noncpu_time", "double (s)", "`compute` activity", "Dask's thread-noncpu."
 )
 
 # -- transfer and spill ------------------------------------------------------------------------------------------
-TRANSFER_KEYS = _attribute("dask.transfer.keys", "int", "transfer", "Keys asked for.")
+TRANSFER_KEYS = _attribute(
+    "dask.transfer.keys", "int", "transfer, spill", "Keys asked for; of a spill, written."
+)
 TRANSFER_SIZE = _attribute("dask.transfer.size", "int (By)", "transfer, spill", "Bytes as Dask counts them.")
 TRANSFER_OUTCOME = _attribute(
     "dask.transfer.outcome", "string", "transfer", ", ".join(f"`{o}`" for o in TRANSFER_OUTCOMES) + "."
@@ -208,7 +239,10 @@ EXCEPTION_STACKTRACE = _attribute("exception.stacktrace", "string", "`exception`
 # -- resource ----------------------------------------------------------------------------------------------------
 _RESOURCE = "resource"
 SERVICE_NAME = _attribute(
-    "service.name", "string", _RESOURCE, "From the environment; else `dask-scheduler`, `dask-worker`, `dask-client`."
+    "service.name",
+    "string",
+    _RESOURCE,
+    "From the environment; else `dask-scheduler`, `dask-worker`, `dask-client`.",
 )
 SERVICE_INSTANCE_ID = _attribute("service.instance.id", "string", _RESOURCE, "Id of the server or client.")
 ROLE = _attribute("dask.role", "string", _RESOURCE, "`scheduler`, `worker` or `client`.")

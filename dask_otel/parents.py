@@ -84,7 +84,14 @@ def unpack(data: object) -> Handed | None:
         return None
     last = data[33]
     parent = Parent(
-        data[:16], data[16:24], data[24:32], data[32], last & _DETAIL_BITS, bool(last & _PEERS_BIT), trace_state, baggage
+        data[:16],
+        data[16:24],
+        data[24:32],
+        data[32],
+        last & _DETAIL_BITS,
+        bool(last & _PEERS_BIT),
+        trace_state,
+        baggage,
     )
     return Handed(parent, attempt, previous, cause)
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +26,8 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, Tra
 from opentelemetry.sdk.trace import Span as SdkSpan
 
 from dask_otel import config, names, resource, sampling
-from dask_otel.export.pipeline import Pipeline
+from dask_otel.carried import Decision
+from dask_otel.export.pipeline import CLOSE_TIMEOUT, Pipeline
 from dask_otel.export.queue import Emitter
 from dask_otel.export.readable import from_readable
 from dask_otel.records import RANDOM, Scope, Span, Value
@@ -42,6 +45,11 @@ _lock = threading.Lock()
 _pipelines: dict[tuple[Settings, int | None], Pipeline] = {}
 _said: set[str] = set()
 _given: TracerProvider | None = None
+#: When somebody waited in vain for what this process has to be sent (monotonic).
+_vain = float("-inf")
+
+#: Seconds for which a wait in vain speaks for the next ones, and how long they last then.
+VAIN, _HURRY = 10.0, 0.2
 
 
 def say_once(sentence: str, *args: object, level: int = logging.INFO) -> None:
@@ -145,10 +153,14 @@ async def flush_aside(timeout: float) -> bool:
     loop = asyncio.get_running_loop()
     flushed: asyncio.Future[bool] = loop.create_future()
 
+    def settle(result: bool) -> None:
+        if not flushed.done():
+            flushed.set_result(result)
+
     def run() -> None:
         result = flush(timeout)
         try:
-            loop.call_soon_threadsafe(lambda: flushed.done() or flushed.set_result(result))
+            loop.call_soon_threadsafe(settle, result)
         except RuntimeError:
             pass  # The loop is closed: nobody waits any more.
 
@@ -158,6 +170,43 @@ async def flush_aside(timeout: float) -> bool:
         return await asyncio.wait_for(flushed, timeout)
     except asyncio.TimeoutError:
         return False
+
+
+async def farewell() -> None:
+    """Flush since a server or client of this process ends.
+
+    Many may end one after the other, and the process last: a wait in vain is not repeated within `VAIN`.
+    """
+    global _vain
+    in_vain = time.monotonic() - _vain < VAIN
+    answered = await flush_aside(_HURRY if in_vain else CLOSE_TIMEOUT)
+    _vain = float("-inf") if answered else time.monotonic()
+    with _lock:
+        for pipeline in _pipelines.values():
+            pipeline.patience = CLOSE_TIMEOUT if answered else _HURRY
+
+
+def deliver_at_sigterm() -> None:
+    """Where SIGTERM ends this process on the spot, send what waits before it does (in `CLOSE_TIMEOUT` at most).
+
+    For a nanny's worker: nobody in its process catches what a batch system sends to all, or the nanny at its memory
+    limit. It still dies of it.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return
+    pid = os.getpid()
+
+    def deliver(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        if os.getpid() == pid:  # Not a child that a task has forked.
+            # In a thread, since the signal may have found this one with a lock of ours.
+            closing = threading.Thread(target=close, args=(CLOSE_TIMEOUT,), daemon=True)
+            closing.start()
+            closing.join(CLOSE_TIMEOUT + _HURRY)
+        os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, deliver)
 
 
 def close(timeout: float) -> bool:
@@ -219,7 +268,7 @@ class Outlet:
         if not self.settings.exporters and not self.settings.disabled and application_provider() is None:
             say_once(config.explain(), level=logging.WARNING if loud else logging.INFO)
 
-    def decide(self, trace_id: bytes, name: str, kind: int) -> sampling.Decision:
+    def decide(self, trace_id: bytes, name: str, kind: int) -> Decision:
         """Ask the sampler about a trace that starts here; ``kind`` is OTLP's number."""
         return self.sampler.decide(int.from_bytes(trace_id, "big"), name, kind, {}, None)
 

@@ -110,7 +110,7 @@ def _detect(name: str, found: dict[str, dict[str, Any] | Exception]) -> None:
     try:
         entry = next(iter(entry_points(group=DETECTOR_GROUP, name=name)))
         found[name] = dict(entry.load()().detect().attributes)
-    except Exception as error:  # noqa: BLE001 - a detector is anybody's code
+    except Exception as error:  # A detector is anybody's code
         found[name] = error
 
 

@@ -105,7 +105,9 @@ class Computation:
         zero = b"\0" * 8
         return pack(
             parent._replace(
-                trace_id=parent.trace_id or zero + zero, group_id=self.parent_id or parent.computation_id, detail=OFF
+                trace_id=parent.trace_id or zero + zero,
+                group_id=self.parent_id or parent.computation_id,
+                detail=OFF,
             )
         )
 
@@ -181,7 +183,9 @@ class Group:
         """What this group's tasks must know."""
         found = self._parents[peers]
         if found is None:
-            found = self._parents[peers] = self.computation.parent._replace(group_id=self.span_id, peers=peers)
+            found = self._parents[peers] = self.computation.parent._replace(
+                group_id=self.span_id, peers=peers
+            )
         return found
 
     def packed(self, peers: bool) -> bytes | list[object]:
@@ -221,7 +225,10 @@ def graph_spans(graph: Graph, new_span_id: Callable[[], bytes]) -> Iterator[Span
         computation.span_id,
         start,
         max(end, start),
-        (*_identity(computation, names.RUNNING), *((key, value) for key, value in known if value is not None)),
+        (
+            *_identity(computation, names.RUNNING),
+            *((key, value) for key, value in known if value is not None),
+        ),
         status=ERROR if graph.error_type else UNSET,
     )
     if "duration_seconds" not in metrics:
@@ -245,7 +252,15 @@ def tag_span(tag: Tag) -> Span:
     above = tag.above.span_id if tag.above else computation.span_id
     attributes: Attributes = ((names.SPAN_ID, tag.dask_id), (names.SPAN_NAME, list(tag.names)))
     return _scheduler_span(
-        computation, TAG_NAMES.name(tag.names[-1]), names.OP_TAG, INTERNAL, tag.span_id, above, tag.start, tag.end, attributes
+        computation,
+        TAG_NAMES.name(tag.names[-1]),
+        names.OP_TAG,
+        INTERNAL,
+        tag.span_id,
+        above,
+        tag.start,
+        tag.end,
+        attributes,
     )
 
 

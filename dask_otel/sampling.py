@@ -45,7 +45,7 @@ class RootSampler:
         self._sampler: Sampler | None = None
         try:
             self._sampler = _load(sampler)
-        except Exception as error:  # noqa: BLE001 - an entry point is anybody's code
+        except Exception as error:  # An entry point is anybody's code
             self._complain(error)
 
     @classmethod
@@ -76,7 +76,7 @@ class RootSampler:
             return _default(parent)
         try:
             return _ask(self._sampler, trace_id, name, kind, attributes, parent)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # As above
             self._complain(error)
             return _default(parent)
 
@@ -98,7 +98,7 @@ def make(sampler: settings.Sampler) -> Sampler:
 
     try:
         return _load(sampler)
-    except Exception as error:  # noqa: BLE001 - as above
+    except Exception as error:  # As above
         _complain(sampler.name, error)
         return DEFAULT_ON
 

@@ -19,7 +19,6 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from dask_otel import names, process, submission
 from dask_otel.carried import Decision
 from dask_otel.computations import PATIENCE, Activated, Computations
-from dask_otel.export.pipeline import CLOSE_TIMEOUT
 from dask_otel.guard import Guard
 from dask_otel.holders import BY_CLIENT, BY_PRELOAD, Holders
 from dask_otel.parents import DETAILS, OFF
@@ -207,6 +206,11 @@ class SchedulerTelemetry:
         self._peers = bool(self._workers) and self._workers <= self._instrumented.keys()
 
     @property
+    def reporting(self) -> set[str]:
+        """Workers that run dask-otel."""
+        return self._workers & self._instrumented.keys()
+
+    @property
     def silent(self) -> set[str]:
         """Workers that do not run dask-otel, as far as is known."""
         return self._workers - self._instrumented.keys()
@@ -312,7 +316,7 @@ class SchedulerOtel(SchedulerPlugin):
         if telemetry is not None:
             telemetry.stop(names.CLOSED)
             telemetry.seam.uninstall()
-            await process.flush_aside(CLOSE_TIMEOUT)
+            await process.farewell()
 
 
 #: The schedulers of this process that report.

@@ -69,7 +69,11 @@ class Sums:
         self.going = 0
 
     def add(
-        self, outcome: str, seconds: float, amounts: Iterable[tuple[Hashable, float, str]], size: int | None = None
+        self,
+        outcome: str,
+        seconds: float,
+        amounts: Iterable[tuple[Hashable, float, str]],
+        size: int | None = None,
     ) -> None:
         """Add one attempt that lasted ``seconds`` and whose result, if it has one, holds ``size`` bytes."""
         self.counts[outcome] += 1
@@ -103,7 +107,9 @@ class Sums:
     @property
     def wasted(self) -> float:
         """Seconds of the attempts that gave no result, or one that had been there before."""
-        return self.recomputed + sum(seconds for outcome, seconds in self.seconds.items() if outcome != "success")
+        return self.recomputed + sum(
+            seconds for outcome, seconds in self.seconds.items() if outcome != "success"
+        )
 
     def quantile(self, q: float) -> float:
         """The duration (s) that a fraction ``q`` of the attempts did not exceed, within `RELATIVE_ERROR`."""
@@ -134,7 +140,9 @@ class Sums:
 
     def merge(self, wire: list[object]) -> None:
         """Add what `to_wire` gave elsewhere."""
-        counts, amounts, buckets, minimum, maximum, size, emitted, dropped, recomputed, unstarted, going = wire
+        counts, amounts, buckets, minimum, maximum, size, emitted, dropped, recomputed, unstarted, going = (
+            wire
+        )
         for outcome, n, seconds in counts:  # type: ignore[attr-defined]
             self.counts[outcome] += n
             self.seconds[outcome] += seconds

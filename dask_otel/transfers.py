@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from dask_otel import names
-from dask_otel.parents import Parent, attempt_span_id
+from dask_otel.parents import TASK, Parent, attempt_span_id
 from dask_otel.records import (
     CLIENT,
     ERROR,
@@ -73,13 +73,17 @@ def context_of_transfer(
         parent = None
     if parent is None:
         return None
-    links = tuple(
-        Link(p.trace_id, attempt_span_id(p.computation_id, run_id), p.flags | IS_REMOTE_KNOWN, p.trace_state)
-        for p, run_id in waiting[:MAX_LINKS]
-    )
+    links = tuple(dict.fromkeys(_link(p, run_id) for p, run_id in waiting[:MAX_LINKS]))
     span_id = new_span_id()
     fragment = f"00-{parent.trace_id.hex()}-{span_id.hex()}-{parent.flags & 0xFF:02x}" if parent.peers else ""
     return TransferContext(parent, span_id, links, fragment)
+
+
+def _link(parent: Parent, run_id: int) -> Link:
+    """To the span of a task that waits; to that of its group where tasks have none."""
+    tells = parent.detail >= TASK
+    span_id = attempt_span_id(parent.computation_id, run_id) if tells else parent.group_id
+    return Link(parent.trace_id, span_id, parent.flags | IS_REMOTE_KNOWN, parent.trace_state)
 
 
 def gather_dep_span(context: TransferContext, transfer: Measured, offset: float) -> Span:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from distributed import Client, Nanny, Scheduler, Worker
@@ -19,7 +20,6 @@ from distributed.diagnostics.plugin import WorkerPlugin
 
 from dask_otel import process
 from dask_otel.client import ClientTelemetry
-from dask_otel.export.pipeline import CLOSE_TIMEOUT
 from dask_otel.guard import Guard
 from dask_otel.holders import BY_CLIENT, BY_PRELOAD, Holders
 from dask_otel.scheduler import SchedulerOtel, schedulers
@@ -68,7 +68,7 @@ class WorkerOtel(WorkerPlugin):
         telemetry = _workers.leave(worker, self)
         if telemetry is not None:
             telemetry.stop()
-            await process.flush_aside(CLOSE_TIMEOUT)
+            await process.farewell()
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
         if self.telemetry is not None:
@@ -114,7 +114,7 @@ async def dask_teardown(server: Scheduler | Worker | Nanny | Client) -> None:
     """Send what is left: Dask calls it when the server closes."""
     if isinstance(server, Client) and client_seam.listening(server) is not None:
         client_seam.forget(server)
-        await process.flush_aside(CLOSE_TIMEOUT)
+        await process.farewell()
 
 
 async def undo_setup(server: Scheduler | Worker | Client) -> None:
@@ -176,23 +176,28 @@ def enable(client: Client) -> Any:
     -----
     Servers that were told nothing by their own environment use this process's settings, its headers included.
     """
-    return client.sync(_enable, client)
+    return _in_sync(client, _enable)
 
 
-async def _enable(client: Client) -> None:
+def _in_sync(client: Any, function: Callable[..., Awaitable[object]], *args: object) -> Any:
+    return client.sync(function, client, *args)
+
+
+async def _enable(client: Any) -> None:
     telemetry = instrument_client(client)
     missing = []
     try:
         await client._register_scheduler_plugin(SchedulerOtel(telemetry.settings, by_client=True), BY_CLIENT, True)
     except Exception as fault:
         telemetry.ask_scheduler = False  # It is told here.
-        missing.append(f"the scheduler ({type(fault).__name__})")
+        missing.append(f"the scheduler ({_shown(fault)})")
     try:
         await _enable_workers(client, WorkerOtel(telemetry.settings, BY_CLIENT))
         if silent := [] if missing else await client._run_on_scheduler(_silent, wait=True):
-            missing.append(f"{len(silent)} workers ({', '.join(silent[:3])}{', …' if len(silent) > 3 else ''})")
+            addresses = ", ".join(silent[:3]) + (", …" if len(silent) > 3 else "")
+            missing.append(f"{len(silent)} worker{'s'[: len(silent) > 1]} ({addresses})")
     except Exception as fault:
-        missing.append(f"workers ({type(fault).__name__})")
+        missing.append(f"workers ({_shown(fault)})")
     if missing:
         logger.warning(
             "dask-otel could not be turned on at %s. Install it there (pip install dask-otel) and call "
@@ -201,7 +206,13 @@ async def _enable(client: Client) -> None:
         )
 
 
-async def _enable_workers(client: Client, plugin: WorkerOtel) -> None:
+def _shown(fault: Exception) -> str:
+    """What it says; a fault of another process comes as its text, in an Exception."""
+    text = str(fault) if type(fault) is Exception else f"{type(fault).__name__}: {fault}"
+    return text[:200]
+
+
+async def _enable_workers(client: Any, plugin: WorkerOtel) -> None:
     if not await client._register_worker_plugin(plugin, BY_CLIENT, True):
         # It was registered before: those that could not take it then are asked again.
         await client._run_on_scheduler(_add_again, wait=True)
@@ -228,24 +239,24 @@ async def _silent(dask_scheduler: Scheduler) -> list[str]:
 
 def disable(client: Client) -> Any:
     """Undo `enable`: the servers and this client report no more; what they have is sent."""
-    return client.sync(_disable, client)
+    return _in_sync(client, _disable)
 
 
-async def _disable(client: Client) -> None:
+async def _disable(client: Any) -> None:
     forget_client(client, BY_CLIENT)
     for undo in (_disable_workers, _disable_scheduler_of):
         try:
             await undo(client)
         except Exception as fault:
             logger.debug("dask-otel was not on: %s", fault)
-    await process.flush_aside(CLOSE_TIMEOUT)
+    await process.farewell()
 
 
-async def _disable_workers(client: Client) -> None:
+async def _disable_workers(client: Any) -> None:
     await client._unregister_worker_plugin(BY_CLIENT)
 
 
-async def _disable_scheduler_of(client: Client) -> None:
+async def _disable_scheduler_of(client: Any) -> None:
     await client._run_on_scheduler(_disable_scheduler, wait=True)
 
 
@@ -266,14 +277,27 @@ def flush(client: Client, timeout: float = 10.0) -> Any:
     bool
         Whether everything had an answer in time.
     """
-    return client.sync(_flush, client, timeout)
+    return _in_sync(client, _flush, timeout)
 
 
-async def _flush(client: Client, timeout: float) -> bool:
-    workers = await client._run(_flush_worker, timeout=timeout)
-    scheduler = await client._run_on_scheduler(_flush_scheduler, timeout=timeout, wait=True)
-    own = await process.flush_aside(timeout)
-    return all(workers.values()) and scheduler and own
+async def _flush(client: Any, timeout: float) -> bool:
+    try:
+        reporting = await client._run_on_scheduler(_reporting, wait=True)
+    except Exception:  # The scheduler lacks dask-otel: any worker may have it.
+        reporting = None
+    on_error = "ignore" if reporting is None else "return"
+    workers = await client._run(_flush_worker, timeout=timeout, workers=reporting, on_error=on_error)
+    flushed = [result is True for result in workers.values()]
+    if reporting is not None:
+        flushed.append(await client._run_on_scheduler(_flush_scheduler, timeout=timeout, wait=True))
+    flushed.append(await process.flush_aside(timeout))
+    return all(flushed)
+
+
+async def _reporting(dask_scheduler: Scheduler) -> list[str] | None:
+    """Workers that run dask-otel, by the scheduler's knowledge; ``None`` where it does not itself."""
+    telemetry = schedulers.telemetry(dask_scheduler)
+    return sorted(telemetry.reporting) if telemetry is not None else None
 
 
 async def _flush_worker(dask_worker: Worker, timeout: float) -> bool:

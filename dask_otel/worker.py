@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Hashable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from opentelemetry.context import Context
 
@@ -86,11 +86,15 @@ class WorkerTelemetry:
         self._flushing = False
         self._first = True
         self._said_missing = False
+        #: Whether every worker runs dask-otel, by the scheduler's last word.
+        self._peers = False
         self.sending = False
         self._task_clients = TaskClients(settings, self.guard)
 
     def start(self) -> None:
         """Report from now on."""
+        if self._own_process:
+            process.deliver_at_sigterm()
         client_seam.listen_everywhere(self._task_clients)
         self.seam.install()
         self.seam.tell_scheduler({"hello": __version__})
@@ -117,6 +121,7 @@ class WorkerTelemetry:
         if place is None or handed is None:
             return None
         parent = place.parent
+        self._peers = parent.peers
         if parent.detail == OFF:
             return current.group_context(parent)
         if not (self.sending or self._said_missing):
@@ -276,7 +281,7 @@ class WorkerTelemetry:
         """End it."""
         if call is None:
             return
-        begun, span = call  # type: ignore[misc]
+        begun, span = cast("tuple[actors.Call, current.TaskSpan]", call)
         failure = current.failure_of(error) if error is not None else None
         worker = (self._address, self._name)
         self.outlet.emit(
@@ -301,7 +306,7 @@ class WorkerTelemetry:
         decision = self.outlet.decide(trace_id, names.GATHER_DEP, 3)
         if not decision.sampled:
             return None
-        return Parent(trace_id, b"", b"", 1 | process.FLAGS, GROUP, False, decision.trace_state)
+        return Parent(trace_id, b"", b"", 1 | process.FLAGS, GROUP, self._peers, decision.trace_state)
 
     def transfer_ended(self, transfer: Transfer) -> None:
         """Tell it."""

@@ -17,8 +17,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from dask_otel.export.encode import Encoder, encode_resource, encode_scope
+from dask_otel.export.shape import Record
 from dask_otel.export.wire import block, utf8, varint
-from dask_otel.records import Attributes, Scope, Span
+from dask_otel.records import Attributes, Scope
 
 #: Bytes that a body may have: 4 MiB less what frames may add.
 MAX_BODY = 4 * 2**20 - 1_024
@@ -57,6 +58,7 @@ class Bodies:
 
     Examples
     --------
+    >>> from dask_otel.records import Span
     >>> bodies = Bodies(failed=print)
     >>> span = Span("inc", 5, b"\\x01" * 16, b"\\x02" * 8, start=1, end=2)
     >>> [body] = bodies.build([(Source((("service.name", "demo"),), Scope("dask_otel")), [span])])
@@ -64,17 +66,22 @@ class Bodies:
     (106, 1)
     """
 
-    def __init__(self, failed: Callable[[Span, Exception], object], limit: int = MAX_BODY) -> None:
+    def __init__(self, failed: Callable[[Record, Exception], object], limit: int = MAX_BODY) -> None:
         self._encoder = Encoder()
         self._failed = failed
         self._limit = limit
 
-    def build(self, batch: Iterable[tuple[Source, Sequence[Span]]]) -> Iterator[Body]:
+    def build(self, batch: Iterable[tuple[Source, Sequence[Record]]]) -> Iterator[Body]:
         """Bodies that hold the batch, as few as the limit allows."""
         blocks: list[bytes] = []
         size = count = 0
         for source, spans in batch:
-            room = self._limit - sum(map(len, source.encoded)) - _AROUND
+            try:
+                room = self._limit - sum(map(len, source.encoded)) - _AROUND
+            except Exception as error:
+                for span in spans:
+                    self._failed(span, error)
+                continue
             for parts, length in _portions(self._encoder.spans(spans, self._failed, room), room):
                 opening, closing, around = _around(source, length)
                 if blocks and size + around + length > self._limit:

@@ -17,18 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from struct import Struct
-from typing import Any, TypeVar
+from typing import Any, cast
 
 from dask_otel.export.cut import cut
+from dask_otel.export.remembered import SPAN_ATTRIBUTE, ByKey, Integers, Strings, float_opening, head
+from dask_otel.export.shape import Record, Shape
 from dask_otel.export.values import encode_attributes, encode_pair
 from dask_otel.export.wire import Lengths, block, utf8, varint
 from dask_otel.records import Attributes, Event, Link, Scope, Span
 
-#: Names with their common attributes, and keys, that are remembered.
-_MAX_HEADS, _MAX_KEYS = 4_096, 512
-#: Values that are remembered of a key, and the length from which a string is not looked up: what is long (ids,
-#: keys of tasks) seldom comes again.
-_MAX_VALUES, _SHORT = 256, 32
+#: Names with their common attributes that are remembered.
+_MAX_HEADS = 4_096
+#: The length from which a string is not looked up: what is long (ids, keys of tasks) seldom comes again.
+_SHORT = 32
 
 _double = Struct("<d").pack
 # trace_id, span_id, parent_span_id, start and end (fixed64), flags (field 16, fixed32), each after its tag.
@@ -39,7 +40,7 @@ _time = Struct("<BQ").pack
 
 _TRACE, _SPAN, _PARENT, _FLAGS = b"\n\x10", b"\x12\x08", b'"\x08', b"\x85\x01"
 _START, _END = 0x39, 0x41
-_SPAN_ATTRIBUTE, _EVENT_ATTRIBUTE, _LINK_ATTRIBUTE = b"\x4a", b"\x1a", b"\x22"
+_EVENT_ATTRIBUTE, _LINK_ATTRIBUTE = b"\x1a", b"\x22"
 
 
 # -- whoever made the spans ----------------------------------------------------------------------------------
@@ -54,81 +55,6 @@ def encode_scope(scope: Scope) -> bytes:
     """An InstrumentationScope message; the scope's schema URL stands beside it in ScopeSpans."""
     name, version = block(b"\x0a", utf8(scope.name)), block(b"\x12", utf8(scope.version))
     return name + version + encode_attributes(b"\x1a", scope.attributes)
-
-
-# -- attributes of spans, remembered -------------------------------------------------------------------------
-
-
-class _Openings(dict[int, bytes]):
-    """What stands before a value of some length in a key's attribute; ``lead`` is the AnyValue's own tag."""
-
-    def __init__(self, key: str, lead: Callable[[int], bytes]) -> None:
-        super().__init__()
-        self._name = block(b"\x0a", utf8(key))
-        self._lead = lead
-
-    def __missing__(self, length: int) -> bytes:
-        if len(self) >= _MAX_VALUES:
-            self.clear()
-        lead = self._lead(length)
-        opening = self._name + b"\x12" + varint(len(lead) + length) + lead
-        opening = self[length] = _SPAN_ATTRIBUTE + varint(len(opening) + length) + opening
-        return opening
-
-
-class _Strings(dict[str, bytes]):
-    """The attributes that one key makes with short strings; longer ones seldom repeat."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__()
-        self.openings = _Openings(key, lambda length: b"\x0a" + varint(length))
-
-    def __missing__(self, value: str) -> bytes:
-        if len(self) >= _MAX_VALUES:
-            self.clear()
-        raw = utf8(value)
-        encoded = self[value] = self.openings[len(raw)] + raw
-        return encoded
-
-
-class _Integers(dict[int, bytes]):
-    """The attributes that one key makes with integers."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__()
-        self._key = key
-        self._openings = _Openings(key, lambda length: b"\x18")
-
-    def __missing__(self, value: int) -> bytes:
-        if not -(2**63) <= value < 2**63:
-            return encode_pair(_SPAN_ATTRIBUTE, self._key, value)
-        raw = varint(value & 0xFFFF_FFFF_FFFF_FFFF)
-        if len(self) >= _MAX_VALUES:
-            self.clear()
-        encoded = self[value] = self._openings[len(raw)] + raw
-        return encoded
-
-
-def _float_opening(key: str) -> bytes:
-    """Everything of a key's attribute but the float: its length is always the same."""
-    return encode_pair(_SPAN_ATTRIBUTE, key, 0.0)[:-8]
-
-
-_Kept = TypeVar("_Kept")
-
-
-class _ByKey(dict[str, _Kept]):
-    """Something for each key."""
-
-    def __init__(self, make: Callable[[str], _Kept]) -> None:
-        super().__init__()
-        self._make = make
-
-    def __missing__(self, key: str) -> _Kept:
-        if len(self) >= _MAX_KEYS:
-            self.clear()
-        made = self[key] = self._make(key if type(key) is str else str(key))
-        return made
 
 
 # -- spans ---------------------------------------------------------------------------------------------------
@@ -147,9 +73,9 @@ class Encoder:
 
     def __init__(self) -> None:
         self._heads: dict[tuple[str, int, int], tuple[bytes, Attributes]] = {}
-        self._floats = _ByKey(_float_opening)
-        self._strings = _ByKey(_Strings)
-        self._integers = _ByKey(_Integers)
+        self._floats = ByKey(float_opening)
+        self._strings = ByKey(Strings)
+        self._integers = ByKey(Integers)
 
     def span(self, span: Span) -> bytes:
         """A Span message; an end before the start is written as the start.
@@ -163,13 +89,13 @@ class Encoder:
         return self.spans([span], _raise)[1]
 
     def spans(
-        self, spans: Iterable[Span], failed: Callable[[Span, Exception], object], room: int = 2**63
+        self, spans: Iterable[Record], failed: Callable[[Record, Exception], object], room: int = 2**63
     ) -> list[bytes]:
         """The spans as fields of ScopeSpans, each in two parts: its tag and length, and its message.
 
         Parameters
         ----------
-        spans : iterable of Span
+        spans : iterable of Span, or of spans of a `Shape`
         failed : callable
             Called with a span that cannot be encoded and the reason; it is left out.
         room : int
@@ -182,6 +108,11 @@ class Encoder:
         # One long loop and indices for names: a call costs as much as an attribute does.
         for span in spans:
             try:
+                if type(span) is not Span:
+                    message = self._shaped(span, room)
+                    put(_opening[len(message)])
+                    put(message)
+                    continue
                 name, kind, trace_id, span_id, parent_id, flags, _, start, end, common, attributes = span[:11]
                 if len(trace_id) != 16 or len(span_id) != 8 or (parent_id and len(parent_id) != 8):
                     raise ValueError(f"ids {trace_id!r}, {span_id!r}, {parent_id!r} not of 16, 8 and 8 bytes")
@@ -191,14 +122,14 @@ class Encoder:
                     end = start
                 # By identity, since equality would take (("a", 1),) for (("a", True),). The entry keeps its
                 # tuple alive, hence no other one can have its id.
-                head = heads.get((name, kind, id(common))) or self._head(name, kind, common)
+                known = heads.get((name, kind, id(common))) or self._head(name, kind, common)
                 # fmt: off
                 if parent_id:
                     pieces = [_child(_TRACE, trace_id, _SPAN, span_id, _PARENT, parent_id,
-                                     _START, start, _END, end, _FLAGS, flags), head[0]]
+                                     _START, start, _END, end, _FLAGS, flags), known[0]]
                 else:
                     pieces = [_root(_TRACE, trace_id, _SPAN, span_id,
-                                    _START, start, _END, end, _FLAGS, flags), head[0]]
+                                    _START, start, _END, end, _FLAGS, flags), known[0]]
                 # fmt: on
                 append = pieces.append
                 for key, value in attributes:
@@ -216,7 +147,7 @@ class Encoder:
                     elif exact is int:
                         append(integers[key][value])
                     else:
-                        append(encode_pair(_SPAN_ATTRIBUTE, key, value))
+                        append(encode_pair(SPAN_ATTRIBUTE, key, value))
                 if span[6] or span[11:] != _NOTHING_MORE:
                     append(_rest(span))
                 message = join(pieces)
@@ -231,10 +162,15 @@ class Encoder:
     def _head(self, name: str, kind: int, common: Attributes) -> tuple[bytes, Attributes]:
         if len(self._heads) >= _MAX_HEADS:
             self._heads.clear()
-        encoded = block(b"\x2a", utf8(name)) + b"\x30" + varint(kind)
-        encoded += encode_attributes(_SPAN_ATTRIBUTE, common)
-        head = self._heads[name, kind, id(common)] = encoded, common
-        return head
+        made = self._heads[name, kind, id(common)] = head(name, kind, common), common
+        return made
+
+    def _shaped(self, record: Record, room: int) -> bytes:
+        shape = cast("Shape", record[0])
+        message = shape.encode(record)
+        if message is None or len(message) > room:
+            return self.spans([shape.span(record)], _raise, room)[1]
+        return message
 
     def _cut(self, span: Span, room: int) -> bytes:
         message = self.span(cut(span))
@@ -247,7 +183,7 @@ _NOTHING_MORE = Span("", 0, b"", b"")[11:]
 _opening = Lengths(b"\x12")
 
 
-def _raise(span: Span, error: Exception) -> None:
+def _raise(span: Record, error: Exception) -> None:
     raise error
 
 

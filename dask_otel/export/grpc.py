@@ -30,8 +30,8 @@ METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 #: which are made up on this side and say that no answer came.
 _RETRYABLE = frozenset({"ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"})
 
-#: gRPC says UNAVAILABLE itself where it found no connection, which is safe to try again, and where one broke with
-#: a request on its way, which is not. Only the text tells them, and a receiver's own answer, apart.
+#: gRPC says UNAVAILABLE itself where it found no connection, which is safe to try again, and where one broke
+#: with a request on its way, which is not. Only the text tells them, and a receiver's own answer, apart.
 _NOT_CONNECTED = re.compile("failed to connect|errors resolving|DNS resolution failed", re.IGNORECASE)
 _BROKEN = re.compile(
     "socket closed|stream removed|connection (reset|aborted|closed)|broken pipe|recvmsg|sendmsg|goaway|keepalive",
@@ -64,30 +64,22 @@ class GrpcSender:
         self._export = self._channel.unary_unary(
             METHOD, request_serializer=bytes, response_deserializer=bytes
         )
-        self._call: Any = None
-        self._closed = False
 
     def send(self, body: bytes, spans: int) -> Outcome:
         """Send one request and wait for its answer."""
-        if self._closed:
-            return Outcome(RETRY, "closed")
         try:
-            self._call = self._export.future(body, timeout=self._timeout, metadata=self._metadata)
-            if self._closed:
-                self._call.cancel()
-            return outcome.delivered(self._call.result())
+            call = self._export.future(body, timeout=self._timeout, metadata=self._metadata)
+        except ValueError:  # The channel is closed.
+            return Outcome(RETRY, "closed before it was sent")
+        try:
+            return outcome.delivered(call.result())
         except self._grpc.FutureCancelledError:
             return Outcome(UNKNOWN, "sent, but given up before an answer came")
         except self._grpc.RpcError as error:
             return judge(error)
-        finally:
-            self._call = None
 
     def close(self) -> None:
         """Give up: a send that waits returns soon, later ones fail. Callable from any thread."""
-        self._closed = True
-        if (call := self._call) is not None:
-            call.cancel()
         self._channel.close()
 
 

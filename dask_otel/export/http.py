@@ -84,7 +84,7 @@ class HttpSender:
     def _send(self, data: bytes) -> Outcome:
         try:
             connection = self._connected()
-        except (OSError, HTTPException) as error:
+        except (OSError, HTTPException, ValueError) as error:  # ValueError: a host that is none.
             self._drop()
             return Outcome(RETRY, f"no connection: {_told(error)}")
         try:

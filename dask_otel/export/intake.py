@@ -2,7 +2,7 @@
 
 Rules
 -----
-1. Used by the pipeline's thread only.
+1. Used by the pipeline's thread only, but for `stop`.
 2. Every span that was taken is counted, whether it is handed on or not.
 3. An item that raises costs its own spans and nothing else.
 """
@@ -10,11 +10,13 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Lock
 
 from dask_otel.export.bodies import Source
 from dask_otel.export.complaints import Complaints
 from dask_otel.export.limits import Limiter
 from dask_otel.export.queue import Item, Line
+from dask_otel.export.shape import Record
 from dask_otel.records import Span
 from dask_otel.settings import Limits
 
@@ -22,57 +24,74 @@ from dask_otel.settings import Limits
 class Intake:
     """The consumer's side of a `Line`.
 
-    ``taken`` counts spans that left the queue, ``failed`` those of them that could not be made.
+    ``taken`` counts spans that left the queue, ``failed`` those of them that could not be made, ``places``
+    the places in the queue that they had: an item may become more or fewer spans than it said.
     """
 
     def __init__(self, line: Line, limits: Limits, complaints: Complaints) -> None:
         self.taken = 0
         self.failed = 0
+        self.places = 0
+        self._taking = Lock()
+        self._stopped = False
         self._line = line
         self._limiter = Limiter(limits)
         self._complaints = complaints
 
-    def batch(self, most: int) -> list[tuple[Source, list[Span]]]:
+    def batch(self, most: int) -> list[tuple[Source, Sequence[Record]]]:
         """The oldest spans, about ``most``: an item is not torn apart."""
-        groups: dict[Source, list[Span]] = {}
-        entries, taken, last = self._line.entries, 0, None
+        with self._taking:
+            return [] if self._stopped else self._batch(most)
+
+    def stop(self, timeout: float) -> None:
+        """Take nothing any more; return when a batch that is being taken is taken, so that counts hold still."""
+        self._stopped = True
+        if self._taking.acquire(timeout=timeout):
+            self._taking.release()
+
+    def _batch(self, most: int) -> list[tuple[Source, Sequence[Record]]]:
+        groups: dict[Source, list[Record]] = {}
+        entries, taken, places, last = self._line.entries, 0, 0, None
         while entries and taken < most:
             source, item, weight = entries.popleft()
+            places += weight
             if source is not last:
                 last, spans = source, groups.setdefault(source, [])
-            if type(item) is Span:
-                spans.append(item)
+            kind = type(item)
+            if kind is Span or kind is tuple:
+                spans.append(item)  # type: ignore[arg-type]
                 taken += 1
             else:
                 taken += self._expand(item, weight, spans)
         self.taken += taken
+        self.places += places
         return [(source, self._limit(spans)) for source, spans in groups.items()]
 
-    def _expand(self, item: Item, weight: int, into: list[Span]) -> int:
+    def _expand(self, item: Item, weight: int, into: list[Record]) -> int:
         """Add the spans of an item that stands in the queue ``weight`` times; how many were taken with it."""
         for _ in range(weight - 1):
             self._line.entries.popleft()
         try:
             made = list(item.spans())  # type: ignore[union-attr]
-        except Exception as error:
+        except BaseException as error:  # A SystemExit of users' code would take the batch with it.
             self._fail(weight, f"{type(item).__name__}.spans()", error)
             return weight
         into += made
         return len(made)
 
-    def _limit(self, spans: Sequence[Span]) -> list[Span]:
+    def _limit(self, spans: Sequence[Record]) -> Sequence[Record]:
         try:
             return self._limiter.apply(spans)
         except Exception:
             return [span for one in spans for span in self._limit_one(one)]
 
-    def _limit_one(self, span: Span) -> list[Span]:
+    def _limit_one(self, span: Record) -> Sequence[Record]:
         try:
             return self._limiter.apply([span])
         except Exception as error:
             self._fail(1, "limits of spans", error)
             return []
 
-    def _fail(self, spans: int, where: str, error: Exception) -> None:
+    def _fail(self, spans: int, where: str, error: BaseException) -> None:
         self.failed += spans
         self._complaints.lost(spans, where, f"{type(error).__name__}: {error}"[:300])

@@ -43,6 +43,9 @@ _GIVE_UP = 0.2
 #: less CPU each than many thousands do, and hold the interpreter for 2 ms at a time.
 _WAKE = 1_024
 
+#: Seconds that the thread waits at most: more than a year is more than a lock can wait.
+_LONGEST_DELAY = 86_400.0
+
 _pipelines: WeakSet[Pipeline] = WeakSet()
 
 
@@ -61,6 +64,8 @@ class Pipeline:
     """
 
     def __init__(self, settings: Settings) -> None:
+        #: Seconds that `close` may take where it is not told.
+        self.patience = CLOSE_TIMEOUT
         self._settings = settings
         self._complaints = Complaints()
         self._closing = Event()
@@ -118,10 +123,12 @@ class Pipeline:
         done = Event()
         self._flushes.append(done)
         self._bell.ring()
-        return done.wait(timeout)
+        # Who closes sets what it finds, and may have looked before.
+        return self._final is not None or done.wait(timeout)
 
-    def close(self, timeout: float = CLOSE_TIMEOUT) -> bool:
+    def close(self, timeout: float | None = None) -> bool:
         """Send what waits, then stop for good; whether all was handed on. A second time does nothing."""
+        timeout = self.patience if timeout is None else timeout
         until = monotonic() + timeout
         if self._final is not None or not self._changing.acquire(timeout=timeout):
             return self._final is not None
@@ -142,6 +149,7 @@ class Pipeline:
         if not self._join(until - min(_GIVE_UP, timeout / 4)):
             self._abort()
             self._join(until)
+            self._intake.stop(timeout=_GIVE_UP)
         settled = self._settled()
         # What the thread still holds may have been sent.
         self._final = settled._replace(unknown=settled.unknown + settled.waiting, waiting=0)
@@ -209,24 +217,26 @@ class Pipeline:
         # Instrumented grpc and sockets would make spans of our own requests.
         attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
         while not self._closing.is_set():
-            self._bell.wait(self._settings.queue.delay)
-            self._pass()
-        self._pass()
+            self._bell.wait(min(self._settings.queue.delay, _LONGEST_DELAY))
+            self._guard(self._pass)
+        self._guard(self._pass)
         for sink in self._sinks:
             self._guard(sink.close)
 
     def _pass(self) -> None:
         """Hand on what waits now; what comes meanwhile is the next pass's."""
         flushes = [self._flushes.popleft() for _ in range(len(self._flushes))]
-        until = self._intake.taken + len(self._line.entries)
-        while self._intake.taken < until and self._line.entries and not self._aborted:
-            batch = self._intake.batch(self._settings.queue.batch)
-            for sink in reversed(self._sinks):
-                self._deliver(sink, batch)
-        self._line.wake_at = self._wake_at
-        self._tell_dropped()
-        for done in flushes:
-            done.set()
+        until = self._intake.places + len(self._line.entries)
+        try:
+            while self._intake.places < until and not self._aborted:
+                batch = self._intake.batch(self._settings.queue.batch)
+                for sink in reversed(self._sinks):
+                    self._deliver(sink, batch)
+            self._tell_dropped()
+        finally:
+            self._line.wake_at = self._wake_at
+            for done in flushes:
+                done.set()
 
     def _deliver(self, sink: Sink, batch: Batch) -> None:
         given = sum([len(spans) for _, spans in batch])
@@ -237,7 +247,7 @@ class Pipeline:
     def _guard(self, call: Callable[[], object]) -> None:
         try:
             call()
-        except Exception as error:
+        except BaseException as error:  # Users' code runs here: a SystemExit of theirs would end the thread.
             self._complaints.lost(0, "export", f"{type(error).__name__}: {error}"[:300])
 
     def _tell_dropped(self) -> None:

@@ -19,6 +19,7 @@ from typing import Protocol, TypeAlias
 
 from dask_otel.export.bodies import Source
 from dask_otel.export.fates import Tally
+from dask_otel.export.shape import Record
 from dask_otel.records import Span
 
 #: More than any queue's length.
@@ -34,10 +35,10 @@ class Expandable(Protocol):
     @property
     def weight(self) -> int: ...
 
-    def spans(self) -> Iterable[Span]: ...
+    def spans(self) -> Iterable[Record]: ...
 
 
-Item: TypeAlias = "Span | Expandable"
+Item: TypeAlias = "Record | Expandable"
 
 #: Who made it, what, and how often it stands in the queue.
 Entry: TypeAlias = "tuple[Source, Item, int]"
@@ -74,7 +75,8 @@ class Emitter:
         entries = line.entries
         waiting = len(entries)
         try:
-            if type(item) is Span:
+            kind = type(item)
+            if kind is Span or kind is tuple:
                 if waiting < line.size:
                     entries.append((self._source, item, 1))
                 else:

@@ -100,7 +100,9 @@ class _Handler:
             self._end(call[1], result)
         return result
 
-    def _begin(self, annotation: object, actor: Hashable, function: str | None) -> tuple[Context, object] | None:
+    def _begin(
+        self, annotation: object, actor: Hashable, function: str | None
+    ) -> tuple[Context, object] | None:
         if annotation is None or self.listener is None:
             return None
         try:
@@ -113,7 +115,9 @@ class _Handler:
         try:
             failed = result["status"] == "error"
             assert self.listener is not None
-            self.listener.method_returned(call, getattr(result["exception"], "data", None) if failed else None)
+            self.listener.method_returned(
+                call, getattr(result["exception"], "data", None) if failed else None
+            )
         except Exception:
             self.guard.fault("actor_execute")
 

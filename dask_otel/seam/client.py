@@ -12,19 +12,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import dask
 from distributed import Client
+from opentelemetry.context import attach, create_key, detach, get_value, set_value
 
 from dask_otel import names
 from dask_otel.guard import Guard
 from dask_otel.records import CLIENT, PRODUCER
 from dask_otel.seam import ANNOTATION, HERE, Wraps, actors, last_version
 
-_inside: ContextVar[str] = ContextVar("dask_otel_operation", default="")
+#: Which call we are in. In OpenTelemetry's context, since each task starts with a context of its own: a task that
+#: waits in a call secedes there, and what its worker starts next would find itself in that call.
+_INSIDE = create_key("dask-otel-operation")
 
 
 class Listener(Protocol):
@@ -86,7 +88,20 @@ def cluster_id(client: Client) -> str | None:
 
 async def scheduler_version(client: Client) -> object:
     """The version of dask-otel that the client's scheduler runs; ``None`` if it does not."""
-    return last_version(await client.scheduler.events(topic=HERE))
+    scheduler: Any = client.scheduler
+    return last_version(await scheduler.events(topic=HERE))
+
+
+def scheduler_address(client: Client) -> str:
+    """Where the client's scheduler is."""
+    scheduler: Any = client.scheduler
+    return str(scheduler.address)
+
+
+def in_its_loop(client: Client, function: Callable[[Client], Awaitable[None]]) -> None:
+    """Call it soon, from any thread."""
+    loop: Any = client.loop
+    loop.add_callback(function, client)
 
 
 def listening(client: Client) -> Listener | None:
@@ -126,11 +141,15 @@ def _uninstall() -> None:
         _installed = False
 
 
+def _inside() -> str:
+    return str(get_value(_INSIDE) or "")
+
+
 def _wrap_call(original: Callable[..., Any], name: str, operation: str, kind: int) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: Client, *args: Any, **kwargs: Any) -> Any:
         listener = _listener(self)
-        if listener is None or _inside.get():
+        if listener is None or _inside():
             return original(self, *args, **kwargs)
         waits = kind == CLIENT if name != names.COMPUTE else kwargs.get("sync", kind == CLIENT)
         span = _Guarded(listener, name, operation, CLIENT if waits else PRODUCER)
@@ -167,21 +186,21 @@ class _Guarded(AbstractContextManager["_Guarded"]):
 
 
 def _within(span: AbstractContextManager[object], operation: str, call: Callable[[], Any]) -> Any:
-    token = _inside.set(operation)
+    token = attach(set_value(_INSIDE, operation))
     try:
         with span:
             return call()
     finally:
-        _inside.reset(token)
+        detach(token)
 
 
 async def _awaited(span: AbstractContextManager[object], operation: str, result: Awaitable[Any]) -> Any:
-    token = _inside.set(operation)
+    token = attach(set_value(_INSIDE, operation))
     try:
         with span:
             return await result
     finally:
-        _inside.reset(token)
+        detach(token)
 
 
 def _wrap_submission(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -191,7 +210,7 @@ def _wrap_submission(original: Callable[..., Any]) -> Callable[..., Any]:
         annotation = None
         if listener is not None:
             try:
-                annotation = listener.submission(_inside.get())
+                annotation = listener.submission(_inside())
             except Exception:
                 listener.guard.fault("_graph_to_futures")
         if annotation is None:

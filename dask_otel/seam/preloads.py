@@ -8,6 +8,8 @@ Rules
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 from weakref import WeakSet
@@ -17,6 +19,8 @@ from distributed import Client, Nanny, Scheduler, Worker
 from distributed.utils import sync
 
 from dask_otel.seam import Wraps
+
+logger = logging.getLogger("dask_otel")
 
 _PRELOAD = "dask_otel"
 
@@ -52,7 +56,7 @@ class Preloads:
         original = distributed.preloading.process_preloads
 
         def process_preloads(server: Any, *args: Any, **kwargs: Any) -> Any:
-            manager = original(server, *args, **kwargs)
+            manager: Any = original(server, *args, **kwargs)
             if isinstance(server, Nanny):
                 self._tell_nanny(server)
             else:
@@ -93,7 +97,7 @@ def _listed(preload: Any) -> list[str]:
 
 def _runs(server: Any) -> bool:
     status = server.status
-    return getattr(status, "name", status) == "running"
+    return bool(getattr(status, "name", status) == "running")
 
 
 async def _remove_plugin(nanny: Nanny, name: str) -> None:
@@ -101,9 +105,13 @@ async def _remove_plugin(nanny: Nanny, name: str) -> None:
 
 
 def _in_its_loop(server: Any, function: Callable[..., Awaitable[None]], *args: Any) -> None:
-    """Call it where the server lives: wait for its end unless we are there."""
-    loop = server.loop
+    """Call it where the server lives, and wait for its end unless that would hold up a loop of this thread."""
     try:
-        sync(loop, function, *args, callback_timeout=10)
-    except RuntimeError:  # This is the loop's own thread, or the loop is closed.
-        loop.add_callback(function, *args)
+        asyncio.get_running_loop()
+    except RuntimeError:
+        try:
+            sync(server.loop, function, *args, callback_timeout=10)
+        except Exception as fault:  # It has closed meanwhile, or does not answer.
+            logger.debug("dask-otel was not undone at %s: %s", server, fault)
+    else:
+        server.loop.add_callback(function, *args)

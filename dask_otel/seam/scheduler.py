@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Hashable, Iterator
+from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dask_otel.computations import Activated
@@ -138,7 +138,10 @@ class SchedulerSeam:
     # -- graphs -------------------------------------------------------------------------------------------------
     def _wrap_update_graph(self, original: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
         async def update_graph(
-            client: str, annotations: dict[str, Any] | None = None, stimulus_id: str | None = None, **kwargs: Any
+            client: str,
+            annotations: dict[str, Any] | None = None,
+            stimulus_id: str | None = None,
+            **kwargs: Any,
         ) -> None:
             stimulus_id = stimulus_id or f"update-graph-{time.time()}-{next(self._numbers)}"
             graph = None
@@ -221,7 +224,9 @@ class SchedulerSeam:
             )
         )
 
-    def _wrap_task_to_msg(self, original: Callable[[TaskState], dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    def _wrap_task_to_msg(
+        self, original: Callable[[TaskState], dict[str, Any]]
+    ) -> Callable[..., dict[str, Any]]:
         def _task_to_msg(ts: TaskState) -> dict[str, Any]:
             msg = original(ts)
             try:
@@ -238,4 +243,3 @@ class SchedulerSeam:
 
 
 _DEFAULT = ("default",)
-

@@ -6,12 +6,15 @@ Rules
    other worker takes as text; only where every worker of the cluster is known to strip it.
 2. ``get_data_from_worker`` is wrapped for the process, and does nothing outside of a transfer that is traced:
    clients call it too.
+3. A transfer that a task waits for is an instruction of the worker's state machine, ``gather_dep``, with a ledger of
+   its own. What `Client.replicate` and `Client.rebalance` have a worker fetch is neither: see ``gather``.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,6 +30,7 @@ from distributed.worker_state_machine import (
 from opentelemetry.context import Context, attach, detach
 
 from dask_otel import names
+from dask_otel.current import class_name
 from dask_otel.guard import Guard
 from dask_otel.seam import ANNOTATION, Wraps
 
@@ -37,6 +41,8 @@ _EMPTY = Context()
 _SEPARATOR = "#"
 #: What the request for data that is being sent adds to its ``who``.
 _fragment: ContextVar[str] = ContextVar("dask_otel_fragment", default="")
+#: Whose ``gather`` a request for data is part of.
+_gathering: ContextVar[_Gather | None] = ContextVar("dask_otel_gathering", default=None)
 
 #: What Dask closes the ledger of a transfer with, where it is not a success.
 _OUTCOMES = {
@@ -50,7 +56,7 @@ _OUTCOMES = {
 class Transfer:
     """One request of this worker for data of another; moments are seconds since the epoch."""
 
-    __slots__ = ("end", "error_type", "host", "keys", "listener", "outcome", "port", "size", "start")
+    __slots__ = ("end", "error_type", "fragment", "host", "keys", "listener", "outcome", "port", "size", "start")
 
     def __init__(self, address: str, keys: int, start: float) -> None:
         self.host, self.port = _host_port(address)
@@ -59,6 +65,7 @@ class Transfer:
         self.outcome = names.SUCCESS
         self.size: int | None = None
         self.error_type: str | None = None
+        self.fragment = ""
         self.listener: Any = None
 
 
@@ -93,6 +100,7 @@ class TransferSeam:
         """Wrap the worker's methods."""
         worker = self._worker
         self._wraps.attribute(worker, "gather_dep", self._wrap_gather_dep(worker.gather_dep))
+        self._wraps.entry(worker.handlers, "gather", self._wrap_gather(worker.handlers["gather"]))
         self._wraps.entry(worker.handlers, "get_data", self._wrap_get_data(worker.handlers["get_data"]))
         manager = worker.memory_manager
         if hasattr(manager, "_spill"):
@@ -156,6 +164,18 @@ class TransferSeam:
             assert isinstance(stim, GatherDepBusyEvent), stim
         self._listener.transfer_ended(transfer)
 
+    def _wrap_gather(self, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def gather(**kwargs: Any) -> Any:
+            gather = _Gather(self._listener, self._guard)
+            token = _gathering.set(gather)
+            try:
+                return await original(**kwargs)
+            finally:
+                _gathering.reset(token)
+                gather.close(self._worker.state.tasks)
+
+        return gather
+
     # -- the sending end ----------------------------------------------------------------------------------------
     def _wrap_get_data(self, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def get_data(comm: Any, keys: Collection[Hashable], who: str | None = None, **kwargs: Any) -> Any:
@@ -209,6 +229,53 @@ class TransferSeam:
         self._listener.spilled(start, time.time(), written["bytes"], written["count"], running)
 
 
+class _Gather:
+    """The transfers of one call of a worker's ``gather``."""
+
+    def __init__(self, listener: Listener, guard: Guard) -> None:
+        self._listener = listener
+        self._guard = guard
+        self._transfers: list[tuple[Transfer, Collection[Hashable]]] = []
+
+    def begin(self, keys: Collection[Hashable], address: str) -> Transfer | None:
+        """One request starts; ``None`` if it is not traced."""
+        transfer = Transfer(address, len(keys), time.time())
+        try:
+            transfer.fragment = self._listener.transfer_started(transfer, iter(()), True)
+        except Exception:
+            self._guard.fault("gather")
+        return transfer if transfer.listener is not None else None
+
+    async def follow(self, transfer: Transfer, request: Awaitable[Any]) -> Any:
+        """The request, its outcome written on ``transfer``."""
+        received: Collection[Hashable] = ()
+        transfer.outcome = names.FAILED
+        try:
+            response = await request
+            received = response.get("data", ())
+            transfer.outcome = names.BUSY if response["status"] == "busy" else names.SUCCESS if received else names.MISSING
+            return response
+        except asyncio.CancelledError:
+            transfer.outcome = names.CANCELLED
+            raise
+        except Exception as error:
+            transfer.error_type = class_name(type(error))
+            raise
+        finally:
+            transfer.end = time.time()
+            self._transfers.append((transfer, received))
+
+    def close(self, tasks: Mapping[Any, Any]) -> None:
+        """What was received is stored now, and its size known."""
+        for transfer, received in self._transfers:
+            if transfer.outcome == names.SUCCESS:
+                transfer.size = sum(tasks[key].get_nbytes() for key in received if key in tasks)
+            try:
+                self._listener.transfer_ended(transfer)
+            except Exception:
+                self._guard.fault("gather")
+
+
 class _Requests:
     """The process-wide wrapper of ``get_data_from_worker``, there while any worker of the process is hooked."""
 
@@ -222,11 +289,18 @@ class _Requests:
             return
         original = distributed.worker.get_data_from_worker
 
-        async def get_data_from_worker(*args: Any, who: str | None = None, **kwargs: Any) -> Any:
-            fragment = _fragment.get()
+        async def get_data_from_worker(
+            rpc: Any, keys: Collection[Any], worker: str, *, who: str | None = None, **kwargs: Any
+        ) -> Any:
+            gather = _gathering.get()
+            transfer = gather.begin(keys, worker) if gather is not None else None
+            fragment = transfer.fragment if transfer is not None else _fragment.get()
             if fragment:
                 who = f"{who}{_SEPARATOR}{fragment}"
-            return await original(*args, who=who, **kwargs)
+            request = original(rpc, keys, worker, who=who, **kwargs)
+            if gather is None or transfer is None:
+                return await request
+            return await gather.follow(transfer, request)
 
         self._wraps.attribute(distributed.worker, "get_data_from_worker", get_data_from_worker)
 

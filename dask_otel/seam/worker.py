@@ -214,7 +214,8 @@ class WorkerSeam:
 
     def executing(self) -> Iterable[Any]:
         """States of the tasks that run now, seceded ones too."""
-        return self._worker.state.all_running_tasks
+        running: Iterable[Any] = self._worker.state.all_running_tasks
+        return running
 
     # -- what the worker's state machine tells ----------------------------------------------------------------
     def transition(self, key: Hashable, start: str, finish: str) -> None:
@@ -286,22 +287,25 @@ class WorkerSeam:
         ready = self._ready.pop(key, None)
         state = self._worker.state.tasks.get(key)
         if state is None or not state.annotations or ANNOTATION not in state.annotations:
-            if not self._met_untraced:
-                self._met_untraced = True
-                self._listener.untraced()
-            return _EMPTY
+            return self._begin_untraced()
         run = Run(key, state.run_id, state)
         run.is_async = bool(getattr(state.run_spec, "is_coro", False))
         run.waiting, run.ready = waiting, ready
         context = self._listener.run_started(run, state.annotations[ANNOTATION])
-        if context is None:
-            return _EMPTY
+        if context is None:  # What the client sent with the graph, and no scheduler has taken out.
+            return self._begin_untraced()
         if run.listener is not None:
             self._measure(run)
             self._runs[key] = run
             if state.state == "cancelled":  # In the tick in which it was to start: its code runs nevertheless.
                 self._cancel(run)
         return context
+
+    def _begin_untraced(self) -> Context:
+        if not self._met_untraced:
+            self._met_untraced = True
+            self._listener.untraced()
+        return _EMPTY
 
     def _measure(self, run: Run) -> None:
         """Listen to the ledger that this execution's amounts are collected in."""

@@ -43,6 +43,7 @@ class Command:
             self.process = subprocess.Popen(
                 [sys.executable, *arguments],
                 env={key: value for key, value in environment.items() if value is not None},
+                cwd=log.parent,
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )

@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any, Protocol
 
 import pytest
-from dask_otel.receiver import Receiver
 
+from dask_otel.receiver import Receiver
 from tests.cluster.support import Traced, clean, receiving, traced_cluster
 
 
@@ -26,7 +26,9 @@ def receiver(clean_environment: pytest.MonkeyPatch) -> Iterator[Receiver]:
 
 
 class MakeTraced(Protocol):
-    def __call__(self, *, n_workers: int = 2, threads: int = 1, **kwargs: Any) -> AbstractContextManager[Traced]: ...
+    def __call__(
+        self, *, n_workers: int = 2, threads: int = 1, **kwargs: Any
+    ) -> AbstractContextManager[Traced]: ...
 
 
 @pytest.fixture

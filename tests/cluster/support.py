@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -32,17 +30,18 @@ class Traced:
         self.client = client
         self.cluster = cluster
         self.receiver = receiver
-        self._forgotten = 0
+        #: How many spans had come when `forget` was called.
+        self.forgotten = 0
 
     def forget(self) -> None:
         """From now on only what comes after: for tests that share a cluster."""
         assert dask_otel.flush(self.client, DEADLINE)
-        self._forgotten = len(self.receiver.spans())
+        self.forgotten = len(self.receiver.spans())
 
     def spans(self) -> list[Received]:
         """Everything that was sent, once all servers have sent what they have."""
         assert dask_otel.flush(self.client, DEADLINE)
-        return self.receiver.spans()[self._forgotten :]
+        return self.receiver.spans()[self.forgotten :]
 
     def traces(self) -> dict[bytes, list[Received]]:
         """The same by trace id, oldest trace first."""
@@ -93,34 +92,6 @@ def traced_cluster(receiver: Receiver, *, n_workers: int = 2, threads: int = 1, 
         dask_otel.enable(client)
         yield Traced(client, cluster, receiver)
         dask_otel.disable(client)
-
-
-@contextmanager
-def dask_processes(folder: Path, *, workers: int = 1, threads: int = 1, **environ: str) -> Iterator[str]:
-    """The address of a scheduler that was started, with its workers, from the command line with dask-otel preloaded.
-
-    ``environ`` is added to their environment.
-    """
-    file = folder / "scheduler.json"
-    common = ["--scheduler-file", str(file), "--host", "127.0.0.1", "--no-dashboard", "--preload", "dask_otel"]
-    root = str(Path(__file__).parents[2])
-    environment = {**os.environ, "PYTHONPATH": root, **environ}
-    commands = [["scheduler", "--port", "0"], *[["worker", "--nthreads", str(threads)]] * workers]
-    processes = [
-        subprocess.Popen([sys.executable, "-m", "dask", *command, *common], env=environment, stderr=subprocess.DEVNULL)
-        for command in commands
-    ]
-    try:
-        wait_for(file)
-        with Client(scheduler_file=str(file), set_as_default=False) as client:
-            client.wait_for_workers(workers, timeout=DEADLINE)
-            address = client.scheduler.address
-        yield address
-    finally:
-        for process in processes[::-1]:
-            process.terminate()
-        for process in processes:
-            process.wait(DEADLINE)
 
 
 class Once:

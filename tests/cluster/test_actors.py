@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from textwrap import dedent
 
-from dask_otel import names
-from dask_otel.records import ERROR
-from dask_otel.tree import outline
 from distributed import Actor
 from opentelemetry import trace
 
+from dask_otel import names
+from dask_otel.records import ERROR
+from dask_otel.tree import outline
 from tests.cluster.support import Traced, attributes, named
 
 

@@ -16,12 +16,12 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask.distributed import Worker
-from dask_otel import names
-from dask_otel.intervals import text
-from dask_otel.tree import Received
 from distributed import Reschedule, wait
 from distributed.metrics import context_meter
 
+from dask_otel import names
+from dask_otel.intervals import text
+from dask_otel.tree import Received
 from tests.cluster.conftest import MakeTraced
 from tests.cluster.support import Once, Traced, attributes
 
@@ -149,7 +149,9 @@ def size(x: np.ndarray) -> int:
     return len(x)
 
 
-def test_of_results_that_are_spilled_when_they_are_stored_and_read_back(traced_cluster_of: MakeTraced) -> None:
+def test_of_results_that_are_spilled_when_they_are_stored_and_read_back(
+    traced_cluster_of: MakeTraced,
+) -> None:
     config = {"distributed.worker.memory.target": 0.01, "distributed.worker.memory.spill": False}
     with dask.config.set(config), traced_cluster_of(n_workers=1, memory_limit="300 MiB") as traced:
         made = traced.client.map(make, range(12))

@@ -6,9 +6,9 @@ from pathlib import Path
 from textwrap import dedent
 
 import dask
-from dask_otel import names
 from distributed import span
 
+from dask_otel import names
 from tests.cluster.support import Once, Traced, attributes, named, tasks
 
 
@@ -74,4 +74,7 @@ def test_a_computation_says_which_line_called_it_where_dask_captures_code(traced
     (computation,) = named(traced.trace(), names.COMPUTATION)
     found = attributes(computation)
     assert found["code.file.path"] == __file__
-    assert "traced.client.submit(inc, 1)" in Path(__file__).read_text().splitlines()[found["code.line.number"] - 1]
+    assert (
+        "traced.client.submit(inc, 1)"
+        in Path(__file__).read_text().splitlines()[found["code.line.number"] - 1]
+    )

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
 from collections.abc import Iterator
+from operator import neg
 from pathlib import Path
 from textwrap import dedent
 
 import dask
 import dask_otel
 import pytest
-from dask_otel import names
+from dask_otel import names, process
+from dask_otel.export.readable import from_readable
+from dask_otel.instrumentor import DaskInstrumentor
 from dask_otel.receiver import Receiver
 from dask_otel.tree import Received, outline
 from distributed import Client, LocalCluster
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.cluster.commands import NOTHING_SET, PRELOAD, ROOT, Commands, commands, until
 from tests.cluster.support import DEADLINE, attributes, named, without_transfers
 
 
-def inc(x: int) -> int:
-    return x + 1
+@pytest.fixture(autouse=True)
+def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this process has said once it says again."""
+    monkeypatch.setattr(process, "_said", set())
 
 
 @pytest.fixture
@@ -50,8 +60,8 @@ dask.graph.update
 def whole(tasks: int = 2) -> str:
     """The outline of `compute`, on so many workers that tell of their tasks."""
     times = f" ×{tasks}" if tasks > 1 else ""
-    inc = f"\n    inc{times}\n      executor\n        compute" if tasks else ""
-    return "dask.compute\n" + indented(f"dask.computation\n{indented(UPDATE)}\n  inc group{inc}")
+    told = f"\n    neg{times}\n      executor\n        compute" if tasks else ""
+    return "dask.compute\n" + indented(f"dask.computation\n{indented(UPDATE)}\n  neg group{told}")
 
 
 def indented(text: str) -> str:
@@ -63,8 +73,8 @@ def compute(client: Client, number: int = 0) -> None:
     made = []
     for i, address in enumerate(client.scheduler_info()["workers"]):
         with dask.annotate(workers=[address], allow_other_workers=False):
-            made.append(dask.delayed(inc)(i, dask_key_name=f"inc-{number}{i}"))
-    assert client.compute(made, sync=True) == [i + 1 for i in range(len(made))]
+            made.append(dask.delayed(neg)(i, dask_key_name=f"neg-{number}{i}"))
+    assert client.compute(made, sync=True) == [-i for i in range(len(made))]
 
 
 def told(spans: list[Received]) -> list[Received]:
@@ -86,8 +96,8 @@ def expected_senders(client: Client) -> set[tuple[str, object, object]]:
     return {
         ("dask.compute", "dask-client", client.id),
         *((line.strip(), "dask-scheduler", scheduler) for line in UPDATE.splitlines()),
-        *((name, "dask-scheduler", scheduler) for name in ("dask.computation", "inc group")),
-        *((name, "dask-worker", worker) for name in ("inc", "executor", "compute") for worker in workers),
+        *((name, "dask-scheduler", scheduler) for name in ("dask.computation", "neg group")),
+        *((name, "dask-worker", worker) for name in ("neg", "executor", "compute") for worker in workers),
     }
 
 
@@ -193,12 +203,12 @@ def test_an_asynchronous_client_awaits_enable_and_disable(receiver: Receiver) ->
             Client(cluster, asynchronous=True) as client,
         ):
             await dask_otel.enable(client)
-            assert await client.compute(dask.delayed(inc)(1, dask_key_name="inc-1")) == 2
+            assert await client.compute(dask.delayed(neg)(1, dask_key_name="neg-1")) == -1
             assert await dask_otel.flush(client, DEADLINE)
             assert outline(told(receiver.spans())) == whole(1)
             seen = len(receiver.spans())
             await dask_otel.disable(client)
-            assert await client.compute(dask.delayed(inc)(2, dask_key_name="inc-2")) == 3
+            assert await client.compute(dask.delayed(neg)(2, dask_key_name="neg-2")) == -2
             assert await dask_otel.flush(client, DEADLINE)
             assert receiver.spans()[seen:] == []
 
@@ -256,7 +266,7 @@ def test_workers_without_dask_otel_are_counted_and_the_scheduler_says_so(
         compute(client, 1)
         spans = flushed(client, receiver)
         assert outline(spans) == whole(1)
-        (group,) = named(spans, "inc group")
+        (group,) = named(spans, "neg group")
         assert attributes(group)[names.GROUP_OUTCOMES + names.SUCCESS] == 2
         assert names.GROUP_INCOMPLETE not in attributes(group)
         (computation,) = named(spans, "dask.computation")
@@ -327,13 +337,18 @@ def test_another_version_on_workers_works_and_is_told_once(
 NOT_INSTALLED = "raise ModuleNotFoundError(\"No module named 'dask_otel'\", name='dask_otel')"
 
 
+def without_package(folder: Path) -> str:
+    """A PYTHONPATH on which dask-otel is not installed."""
+    (folder / "lacking" / "dask_otel").mkdir(parents=True)
+    (folder / "lacking" / "dask_otel" / "__init__.py").write_text(NOT_INSTALLED)
+    return f"{folder / 'lacking'}:{ROOT}"
+
+
 def test_enable_harms_no_worker_that_lacks_the_package(
     started: Commands, receiver: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither one that is there nor one that joins later, which unpickles all plugins before it runs."""
-    (tmp_path / "lacking" / "dask_otel").mkdir(parents=True)
-    (tmp_path / "lacking" / "dask_otel" / "__init__.py").write_text(NOT_INSTALLED)
-    path = f"{tmp_path / 'lacking'}:{ROOT}"
+    path = without_package(tmp_path)
     started.scheduler()
     lacking = [started.worker("--name", "first", "--no-nanny", PYTHONPATH=path)]
     with started.client(1) as client:
@@ -347,7 +362,7 @@ def test_enable_harms_no_worker_that_lacks_the_package(
         assert outline(told(receiver.spans())) == whole(0)
         dask_otel.disable(client)
     wanted = (
-        f"dask-otel could not be turned on at 1 workers ({first}). Install it there (pip install dask-otel) and call "
+        f"dask-otel could not be turned on at 1 worker ({first}). Install it there (pip install dask-otel) and call "
         "dask_otel.enable(client) again."
     )
     assert ours(caplog) == [wanted, wanted]
@@ -356,3 +371,158 @@ def test_enable_harms_no_worker_that_lacks_the_package(
         "named 'dask_otel'): its tasks have no spans. Install it here, with the scheduler's version: pip install dask-otel."
     )
     assert [[line.split(" - WARNING - ")[1] for line in c.said()] for c in lacking] == [[sentence] * 2, [sentence]]
+
+
+def test_enable_harms_no_cluster_that_lacks_the_package(
+    started: Commands, receiver: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client's own spans are sent."""
+    path = without_package(tmp_path)
+    started.scheduler(PYTHONPATH=path)
+    worker = started.worker(PYTHONPATH=path)
+    with started.client(1) as client:
+        dask_otel.enable(client)
+        compute(client, 1)
+        assert outline(flushed(client, receiver)) == "dask.compute"
+        dask_otel.disable(client)
+        compute(client, 2)
+        assert outline(flushed(client, receiver)) == "dask.compute"
+    assert ours(caplog) == [
+        "dask-otel could not be turned on at the scheduler (ModuleNotFoundError: No module named 'dask_otel'). Install "
+        "it there (pip install dask-otel) and call dask_otel.enable(client) again."
+    ]
+    assert [line for line in worker.said() if "cannot be loaded" not in line] == []
+
+
+# -- opentelemetry-instrument --------------------------------------------------------------------------------------
+
+SHOP = """\
+import dask
+from distributed import Client, LocalCluster
+from opentelemetry import trace
+
+def read(x):
+    with trace.get_tracer("shop").start_as_current_span("SELECT"):
+        return -x
+
+if __name__ == "__main__":
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster, Client(cluster):
+        with trace.get_tracer("shop").start_as_current_span("request"):
+            assert dask.delayed(read)(1, dask_key_name="read-1").compute() == -1
+"""
+
+
+def test_opentelemetry_instrument_turns_on_an_application_and_the_cluster_that_it_starts(
+    started: Commands, receiver: Receiver
+) -> None:
+    """With the distro's provider, in the nanny's worker too. Nobody flushes: the processes' end does."""
+    application = started.application(
+        SHOP,
+        str(Path(sys.executable).with_name("opentelemetry-instrument")),
+        sys.executable,
+        OTEL_SERVICE_NAME="shop",
+        OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf",
+        OTEL_METRICS_EXPORTER="none",
+        OTEL_LOGS_EXPORTER="none",
+    )
+    assert application.wait() == ""
+    spans = told(receiver.spans())
+    shown = [r for r in spans if attributes(r).get(names.OPERATION) != names.OP_ACTIVITY]
+    read = f"dask.computation\n{indented(UPDATE)}\n  read group\n    read\n      SELECT"
+    assert outline(shown) == f"request\n  dask.compute\n{indented(indented(read))}"
+    telemetry = {f"telemetry.{key}" for key in ("auto.version", "sdk.language", "sdk.name", "sdk.version")}
+    assert {key for r in spans for key in r.resource} == {"service.name", "service.instance.id", *telemetry}
+    assert {r.resource["service.name"] for r in spans} == {"shop"}
+    instances = {r.span.name: r.resource["service.instance.id"] for r in shown}
+    assert len(set(instances.values())) == 2
+    assert {name for name, instance in instances.items() if instance == instances["read"]} == {"read", "SELECT"}
+
+
+@pytest.fixture
+def provider() -> Iterator[TracerProvider]:
+    """One that is not the global one."""
+    provider = TracerProvider(resource=Resource({"service.name": "shop"}), shutdown_on_exit=False)
+    yield provider
+    provider.shutdown()
+
+
+@pytest.fixture
+def exported(provider: TracerProvider) -> InMemorySpanExporter:
+    exporter = InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return exporter
+
+
+def test_instrument_turns_on_what_is_made_afterwards_and_uninstrument_all_of_it_off(
+    receiver: Receiver, provider: TracerProvider, exported: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A second time either does nothing. The provider that it is given is this process's alone."""
+    made = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": ":0", "preload": []}
+    DaskInstrumentor().instrument(tracer_provider=provider)
+    DaskInstrumentor().instrument()
+    try:
+        with LocalCluster(**made) as cluster, Client(cluster) as client:
+            compute(client, 1)
+            assert dask_otel.flush(client, DEADLINE)
+            own = [from_readable(span) for span in exported.get_finished_spans()]
+            spans = told([Received(dict(r), (scope.name, ""), span) for r, scope, span in own] + receiver.spans())
+            assert outline(spans) == whole(1)
+            assert {r.span.name for r in spans if r.resource["service.name"] == "shop"} == {
+                "dask.compute", "dask.computation", "neg group", *(line.strip() for line in UPDATE.splitlines())
+            }
+            exported.clear()
+            seen = len(receiver.spans())
+            DaskInstrumentor().uninstrument()
+            DaskInstrumentor().uninstrument()
+            compute(client, 2)
+            on_worker = client.run(lambda dask_worker: list(dask_worker.plugins))
+            on_scheduler = client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.plugins))
+            assert [name for name in (*sum(on_worker.values(), []), *on_scheduler) if "otel" in name] == []
+            assert dask_otel.flush(client, DEADLINE)
+        with LocalCluster(**made, processes=False) as cluster, Client(cluster) as client:
+            compute(client, 3)
+            assert dask_otel.flush(client, DEADLINE)
+        assert (exported.get_finished_spans(), receiver.spans()[seen:]) == ((), [])
+    finally:
+        DaskInstrumentor().uninstrument()
+    assert ours(caplog) == []
+
+
+def test_clients_that_are_there_are_instrumented_too_and_an_asynchronous_cluster_is_let_go_of(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        made = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": False}
+        async with (
+            LocalCluster(**made, processes=False, asynchronous=True) as before,
+            Client(before, asynchronous=True, set_as_default=False) as there,
+        ):
+            DaskInstrumentor().instrument()
+            try:
+                assert await there.compute(dask.delayed(neg)(1, dask_key_name="neg-1")) == -1
+                assert await dask_otel.flush(there, DEADLINE)
+                assert outline(told(receiver.spans())) == "dask.compute"
+                seen = len(receiver.spans())
+                async with (
+                    LocalCluster(**made, processes=False, asynchronous=True) as after,
+                    Client(after, asynchronous=True, set_as_default=False) as client,
+                ):
+                    assert await client.compute(dask.delayed(neg)(1, dask_key_name="neg-1")) == -1
+                    assert await dask_otel.flush(client, DEADLINE)
+                    assert outline(told(receiver.spans()[seen:])) == whole(1)
+                    seen = len(receiver.spans())
+                    DaskInstrumentor().uninstrument()
+                    while any("otel" in name for server in (after.scheduler, after.workers[0]) for name in server.plugins):
+                        await asyncio.sleep(0.01)
+                    assert await client.compute(dask.delayed(neg)(2, dask_key_name="neg-2")) == -2
+                    assert await dask_otel.flush(client, DEADLINE)
+                    assert receiver.spans()[seen:] == []
+            finally:
+                DaskInstrumentor().uninstrument()
+            address = there.scheduler.address
+            assert ours(caplog) == [
+                f"The scheduler at {address} does not run dask-otel: only this client's own spans are sent. Start it with "
+                "--preload dask_otel, or call dask_otel.enable(client)."
+            ]
+
+    asyncio.run(run())

@@ -136,6 +136,10 @@ SIGNATURES = [
     Signature(
         f"{ACTORS} _Handler", "distributed:Worker.actor_execute", "(self, actor, function, args, kwargs)"
     ),
+    Signature(f"{TRANSFERS}._wrap_gather", "distributed:Worker.gather", "(self, who_has)"),
+    Signature(
+        "seam/preloads.py Preloads.install", "distributed.preloading:process_preloads", "(dask_server, …)"
+    ),
     Signature(f"{ERRORS} install", "distributed.worker:error_message", "(e, …)"),
     Signature(
         "scheduler.py SchedulerOtel.transition",
@@ -269,14 +273,20 @@ def _ledger_ends_with_the_rest() -> object:
     return (found, failed) == (["other"], ["failed"]) or f"{found}, {failed}"
 
 
+def _takes_an_attribute() -> object:
+    exception = resolve("distributed.core:error_message")(ValueError("meant"))["exception"]
+    exception.of_ours = True
+    return bool(exception.of_ours)
+
+
 STATIC = [
     Fact(
-        f"{CLIENT} operation_waits",
+        f"{CLIENT} _wrap_call",
         "Client.get to wait by default",
         _default("distributed:Client.get", "sync", True),
     ),
     Fact(
-        f"{CLIENT} operation_waits",
+        f"{CLIENT} _wrap_call",
         "Client.compute not to wait by default",
         _default("distributed:Client.compute", "sync", False),
     ),
@@ -287,6 +297,7 @@ STATIC = [
             "distributed.scheduler:WorkerState",
             "metrics",
             "executing",
+            "long_running",
             "last_seen",
             "nthreads",
             "name",
@@ -298,7 +309,17 @@ STATIC = [
         "these attributes of a task's state",
         _has(
             "distributed.scheduler:TaskState",
-            *("key", "annotations", "run_id", "processing_on", "group", "prefix", "dependents", "priority"),
+            *(
+                "key",
+                "annotations",
+                "run_id",
+                "processing_on",
+                "group",
+                "prefix",
+                "dependencies",
+                "dependents",
+                "priority",
+            ),
             *("waiters", "who_wants"),
         ),
     ),
@@ -368,6 +389,7 @@ STATIC = [
             "distributed.worker_state_machine:ExecuteFailureEvent",
             "start",
             "stop",
+            "exception",
             "exception_text",
             "traceback_text",
         ),
@@ -426,7 +448,33 @@ STATIC = [
         lambda: isinstance(resolve("distributed:Actor._worker_rpc"), property),
     ),
     Fact(
-        "client.py ClientTelemetry",
+        f"{ERRORS} install",
+        "the worker's state machine to look error_message up in its module",
+        _says("distributed.worker_state_machine", "= error_message("),
+    ),
+    Fact(
+        f"{ERRORS} _note_on",
+        "what error_message gives under `exception` to take an attribute",
+        _takes_an_attribute,
+    ),
+    Fact(
+        "seam/preloads.py Preloads.install",
+        "preloads of a manager in its list `_preloads`",
+        _says("distributed.preloading", "for preload in self._preloads"),
+    ),
+    Fact(
+        f"{WORKER}.scheduler_version",
+        "the scheduler's operation `events`",
+        _says("distributed.scheduler", '"events": self.get_events'),
+    ),
+    Fact(f"{CLIENT} running", "the clients of this process", _has("distributed:Client", "_instances")),
+    Fact(
+        f"{CLIENT} of_worker",
+        "the client that a worker makes for its tasks to be told by its id",
+        _says("distributed.worker", 'name="worker"'),
+    ),
+    Fact(
+        f"{CLIENT} cluster_id",
         "the scheduler's identity",
         _says("distributed.client", "self._scheduler_identity"),
     ),

@@ -7,6 +7,7 @@ from itertools import count
 from textwrap import dedent
 
 import pytest
+
 from dask_otel import names, parents
 from dask_otel.carried import Carried, Decision
 from dask_otel.computations import MAX_HISTORY, PATIENCE, Activated, Computations
@@ -56,7 +57,9 @@ class Scheduler:
     ) -> None:
         prefix = key.split("-")[0]
         self.model.activate(
-            Activated(key, stimulus, prefix, prefix, (tags, tags), dependents, self._runs.get(key, -1)),
+            Activated(
+                key, stimulus, prefix, prefix, (tags, tags), dependents, (), self._runs.get(key), False
+            ),
             lambda: self.now,
         )
 
@@ -123,7 +126,7 @@ def test_a_computation_holds_its_tags_and_groups(scheduler: Scheduler) -> None:
         scheduler.run(key)
     scheduler.tick()
     assert scheduler.outline() == dedent("""\
-        (parent 6363636363636363 not received)
+        (parent not received)
           dask.computation
             load
               clean
@@ -283,7 +286,10 @@ def test_a_task_that_never_ran_since_another_failed_is_counted_apart(scheduler: 
     scheduler.tick()
     assert scheduler.attributes("add group")[names.GROUP_UPSTREAM_FAILED] == 1
     computation = scheduler.span(names.COMPUTATION)
-    assert (computation.status, dict(computation.attributes)[names.COMPUTATION_STATE]) == (ERROR, names.FAILED)
+    assert (computation.status, dict(computation.attributes)[names.COMPUTATION_STATE]) == (
+        ERROR,
+        names.FAILED,
+    )
 
 
 @pytest.mark.parametrize("detail", [parents.OFF, parents.ACTIVITY])
@@ -315,7 +321,7 @@ def test_everything_open_is_told_when_the_scheduler_stops(scheduler: Scheduler, 
     scheduler.now += 4
     scheduler.model.stop(scheduler.now, state)
     assert scheduler.outline() == dedent("""\
-        (parent 6363636363636363 not received)
+        (parent not received)
           dask.computation
             load
               add group

@@ -1,6 +1,7 @@
 """Distributed is still what the seam takes it for; where it is not, the message says what to change.
 
-The facts are in `drift`, what is looked at in `drift_run`. After an update of distributed these tests fail before anything stranger does.
+The facts are in `drift`, the run that some of them are looked up in is in `drift_run`. After an update of distributed
+these tests fail before anything stranger does.
 """
 
 from __future__ import annotations

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue, KeyValueList
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Message
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from dask_otel.records import SAMPLED, Event, Link, Span
+
+#: For tests of whole spans, which are slow to make where others use the machine.
+steady = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 TRACE, OTHER_TRACE = b"\x01" * 16, b"\x0f" * 16
 
@@ -39,10 +43,10 @@ values = st.recursive(
         st.lists(inner, max_size=4).map(tuple),
         st.dictionaries(texts, inner, max_size=4),
     ),
-    max_leaves=8,
+    max_leaves=5,
 )
 keys = st.one_of(st.sampled_from(["a", "b", "dask.task.key", ""]), texts)
-attributes = st.lists(st.tuples(keys, values), max_size=6, unique_by=lambda pair: pair[0]).map(tuple)
+attributes = st.lists(st.tuples(keys, values), max_size=4, unique_by=lambda pair: pair[0]).map(tuple)
 trace_ids, span_ids = st.binary(min_size=16, max_size=16), st.binary(min_size=8, max_size=8)
 times, flags = st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1)
 counts = st.integers(0, 2**32 - 1)

@@ -57,7 +57,7 @@ def test_no_spans_make_no_request() -> None:
     assert list(Bodies(lost_nothing).build([(WORKER, [])])) == []
 
 
-@settings(max_examples=50)
+@settings(samples.steady, max_examples=50)
 @given(
     st.lists(
         st.tuples(st.sampled_from([WORKER, USERS]), st.lists(st.integers(0, 400), max_size=12)), max_size=4
@@ -132,6 +132,19 @@ def test_a_span_that_is_still_too_large_when_cut_fails_alone() -> None:
 def test_a_span_without_anything_large_is_not_cut() -> None:
     made = span(1, attributes=(("a", 1),), links=(Link(TRACE, b"\x02" * 8),), events=(Event("e", 1),))
     assert cut(made) == made
+
+
+def test_a_resource_that_cannot_be_encoded_costs_its_own_spans_only() -> None:
+    class Sour:
+        def __str__(self) -> str:
+            raise RuntimeError("sour")
+
+    failed: list[Span] = []
+    sour = Source((("a", Sour()),), Scope("sour"))  # type: ignore[arg-type]
+    batch = [(USERS, [span(1)]), (sour, numbered(2, 3)), (USERS, [span(4)])]
+    [body] = Bodies(lambda made, error: failed.append(made)).build(batch)
+    assert [names for _, _, names in decoded(body)] == [["span-1"], ["span-4"]]
+    assert failed == numbered(2, 3)
 
 
 def test_spans_that_cannot_be_encoded_cost_nobody_else() -> None:

@@ -14,7 +14,7 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as Message
 
-from dask_otel.export import encode
+from dask_otel.export import encode, remembered
 from dask_otel.export.encode import Encoder, encode_resource, encode_scope
 from dask_otel.export.readable import to_readable, to_resource, to_scope
 from dask_otel.export.values import MAX_DEPTH
@@ -36,13 +36,14 @@ def same(left: Any, right: Any) -> bool:
 # -- against the specification -------------------------------------------------------------------------------
 
 
+@samples.steady
 @given(samples.spans())
 def test_any_span_decodes_to_the_message_of_the_specification(made: Span) -> None:
     assert same(parsed(made), message(made))
 
 
-@settings(max_examples=30)
-@given(st.lists(st.one_of(samples.spans(), st.sampled_from(LOOK_ALIKES)), max_size=20))
+@settings(samples.steady, max_examples=30)
+@given(st.lists(st.one_of(samples.spans(), st.sampled_from(LOOK_ALIKES)), max_size=8))
 def test_what_an_encoder_remembers_changes_no_span(many: list[Span]) -> None:
     encoder = Encoder()
     assert [encoder.span(made) for made in many] == [Encoder().span(made) for made in many]
@@ -97,6 +98,34 @@ def test_a_value_of_another_type_is_written_as_the_nearest_that_opentelemetry_ha
 ) -> None:
     for made in (span(common=(("a", value),)), span(attributes=(("a", value),))):
         assert same(parsed(made).attributes[0].value, samples.any_value(expected))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"trace_state": "a=1"},
+        {"events": (Event("e", 1),)},
+        {"links": (Link(samples.TRACE, b"\x02" * 8),)},
+        {"status": 1},
+        {"message": "bad"},
+        {"dropped_attributes": 1},
+        {"dropped_events": 1},
+        {"dropped_links": 1},
+    ],
+    ids=str,
+)
+def test_each_field_that_few_spans_have_is_written_when_it_is_the_only_one(fields: dict[str, Any]) -> None:
+    assert same(parsed(span(**fields)), message(span(**fields)))
+
+
+@pytest.mark.parametrize("length", [1, 31, 32, 33, 127, 128, 300, 20_000])
+@pytest.mark.parametrize("letter", ["a", "µ", "\ud800", "𝄞"])
+def test_text_of_any_length_is_written_whole_and_what_utf8_lacks_is_replaced(
+    letter: str, length: int
+) -> None:
+    encoder, made = Encoder(), span(attributes=(("text", letter * length),))
+    assert same(parsed(made, encoder), message(made))
+    assert same(parsed(made, encoder), message(made))
 
 
 def test_an_integer_with_more_digits_than_python_writes_is_written_in_hexadecimal() -> None:
@@ -159,11 +188,12 @@ def test_what_an_encoder_remembers_is_bounded() -> None:
         own = (("text", str(number)), ("number", number), (f"key-{number}", 1.0), (f"text-{number}", "a"))
         encoder.span(span(number + 1, common=(("c", number),), attributes=own))
     assert len(encoder._heads) <= encode._MAX_HEADS
-    assert max(map(len, (encoder._floats, encoder._strings, encoder._integers))) <= encode._MAX_KEYS
+    assert max(map(len, (encoder._floats, encoder._strings, encoder._integers))) <= remembered.MAX_KEYS
     for known in [*encoder._strings.values(), *encoder._integers.values()]:
-        assert len(known) <= encode._MAX_VALUES
+        assert len(known) <= remembered.MAX_VALUES
 
 
+@samples.steady
 @given(samples.attributes, samples.attributes, samples.texts, samples.texts)
 def test_resource_and_scope_decode_to_what_they_hold(
     resource: Any, scope: Any, name: str, version: str
@@ -256,6 +286,7 @@ def sdk_encoded(many: Sequence[Span]) -> list[Message]:
     return list(request.resource_spans[0].scope_spans[0].spans)
 
 
+@samples.steady
 @given(sdk_spans())
 def test_the_sdks_encoder_writes_the_same_but_for_the_listed_deviations(made: Span) -> None:
     [theirs] = sdk_encoded([made])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import struct
 import subprocess
 import threading
 import time
@@ -122,6 +123,7 @@ def test_a_connection_that_the_receiver_closed_meanwhile_is_made_anew(sender: An
         one = sender(receiver.url)
         assert [one.send(BODY, 1).fate for _ in range(3)] == [DELIVERED] * 3
     with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(10)
         one = sender(f"http://127.0.0.1:{listening.getsockname()[1]}/")
         for _ in range(2):  # Says nothing of it and closes: the next request finds the connection readable.
             thread = threading.Thread(target=_answer_and_close, args=(listening,))
@@ -214,6 +216,12 @@ def test_a_name_that_has_no_address_is_to_be_tried_again(sender: Any) -> None:
     assert outcome.reason.startswith("no connection: gaierror")
 
 
+def test_a_host_that_is_none_is_no_connection(sender: Any) -> None:
+    outcome = sender(f"http://{'a' * 70}.example/").send(BODY, 1)
+    assert outcome.fate == RETRY
+    assert outcome.reason.startswith("no connection: ")
+
+
 def test_an_answer_that_never_came_is_unknown_and_not_sent_again(sender: Any) -> None:
     with http_receiver(Answer(hang=True)) as receiver:
         outcome = sender(receiver.url, timeout=0.2).send(BODY, 1)
@@ -251,6 +259,45 @@ def test_a_request_that_could_not_be_sent_whole_is_to_be_tried_again(sender: Any
         outcome = sender(f"http://127.0.0.1:{port}/", timeout=0.2, compression="none").send(b"x" * 2**25, 1)
     assert outcome.fate == RETRY
     assert outcome.reason.startswith("the connection broke while the request was sent: TimeoutError")
+
+
+def test_a_connection_that_is_reset_while_the_request_is_sent_is_to_be_tried_again(sender: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=_reset, args=(listening,))
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        outcome = sender(url, compression="none", timeout=5.0).send(b"x" * 2**25, 1)
+        thread.join()
+    assert outcome.fate == RETRY
+    assert outcome.reason.startswith("the connection broke while the request was sent: ")
+
+
+def _reset(listening: socket.socket) -> None:
+    connection, _ = listening.accept()
+    connection.recv(1_000)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def test_an_answer_without_end_is_left(sender: Any) -> None:
+    let_go = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=_answer_without_end, args=(listening, let_go))
+        thread.start()
+        outcome = sender(f"http://127.0.0.1:{listening.getsockname()[1]}/", timeout=5.0).send(BODY, 1)
+        let_go.set()
+        thread.join()
+    assert outcome.fate == REJECTED
+
+
+def _answer_without_end(listening: socket.socket, let_go: threading.Event) -> None:
+    connection, _ = listening.accept()
+    with connection:
+        connection.recv(65_536)
+        connection.sendall(
+            b"HTTP/1.1 400 Bad Request\r\nContent-Length: 999999999\r\n\r\n" + b"x" * MAX_ANSWER
+        )
+        let_go.wait(30)
 
 
 def test_a_receiver_that_refuses_before_the_request_is_whole_is_heard(sender: Any) -> None:

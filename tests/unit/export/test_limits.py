@@ -83,6 +83,7 @@ def test_no_limit_means_no_limit() -> None:
 _most = st.one_of(st.none(), st.integers(0, 4))
 
 
+@samples.steady
 @given(samples.spans(), st.tuples(_most, _most, _most, _most, _most))
 def test_what_was_dropped_and_what_stays_add_up(made: Span, most: tuple[int | None, ...]) -> None:
     names = ("attributes", "events", "links", "event_attributes", "link_attributes")

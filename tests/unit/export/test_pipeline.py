@@ -15,14 +15,16 @@ from typing import Any
 import pytest
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, get_value
 
+from dask_otel.export import sinks
 from dask_otel.export.fates import Counts
 from dask_otel.export.pipeline import Pipeline
+from dask_otel.export.shape import Shape
 from dask_otel.export.sinks import OtlpSink
 from dask_otel.records import Scope
 from dask_otel.settings import Otlp, Queue, Settings
 
 from .receivers import Answer, free_port, grpc_receiver, http_receiver, wait_until
-from .spans import numbered, span
+from .spans import TRACE, numbered, span
 from .test_queue import Broken, Several
 
 RESOURCE, SCOPE = (("service.name", "demo"),), Scope("dask_otel", "1.0")
@@ -99,6 +101,20 @@ def test_what_becomes_spans_arrives_beside_spans(pipeline: Any) -> None:
         assert one.flush()
         assert receiver.spans() == [f"span-{i}" for i in range(1, 6)]
         assert one.counts == Counts(emitted=8, exported=5, failed=3)
+
+
+def test_spans_of_a_shape_arrive_beside_spans_at_every_sink(pipeline: Any) -> None:
+    shape, got = Shape("shaped", 1, (), (("a", float),)), []
+    with http_receiver() as receiver:
+        one = pipeline(receiver.url)
+        one.add_processor(lambda made: got.append(made.name))
+        emitter = one.emitter(RESOURCE, SCOPE)
+        for item in (span(1), (shape, TRACE, b"\x02" * 8, b"", 1, 1, 2, 0.5), span(3)):
+            emitter.emit(item)
+        emitter.emit(Several((shape, TRACE, b"\x03" * 8, b"", 1, 1, 2, 0.5)))
+        assert one.flush()
+        assert receiver.spans() == got == ["span-1", "shaped", "span-3", "shaped"]
+        assert one.counts == Counts(emitted=4, exported=4)
 
 
 def test_a_request_has_no_more_spans_than_a_batch(pipeline: Any) -> None:
@@ -205,7 +221,8 @@ def test_a_full_queue_drops_and_counts_while_a_receiver_hangs(pipeline: Any) -> 
         assert one.counts == Counts(emitted=100, exported=10, dropped=89, unknown=1)
 
 
-def test_every_fate_is_counted_and_they_add_up(pipeline: Any) -> None:
+def test_every_fate_is_counted_and_they_add_up(pipeline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinks, "FIRST_WAIT", 0.01)
     with http_receiver(Answer(), Answer(400), Answer(drop=True), Answer(503), Answer()) as receiver:
         one = pipeline(receiver.url)
         for first in (1, 11, 21, 31):
@@ -215,7 +232,10 @@ def test_every_fate_is_counted_and_they_add_up(pipeline: Any) -> None:
         assert len(receiver.requests) == 5
 
 
-def test_spans_survive_a_receiver_that_is_away_for_a_while(pipeline: Any) -> None:
+def test_spans_survive_a_receiver_that_is_away_for_a_while(
+    pipeline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sinks, "FIRST_WAIT", 0.01)
     with http_receiver(Answer(503), Answer(503), Answer()) as receiver:
         one = pipeline(receiver.url)
         emit(one, 1, 3)
@@ -272,6 +292,44 @@ def test_a_flush_does_not_wait_for_spans_that_come_after_it(pipeline: Any) -> No
     one.add_processor(lambda made: emitter.emit(span(1)))  # Each span makes another one.
     emitter.emit(span(1))
     assert one.flush()
+
+
+def test_a_flush_waits_for_all_that_came_before_it_whatever_an_item_said_it_weighed(pipeline: Any) -> None:
+    with http_receiver() as receiver:
+        one = pipeline(receiver.url, queue=Queue(delay=600.0, batch=2))
+        emit(one, 1, 1)
+        assert one.flush()
+        emitter = one.emitter(RESOURCE, SCOPE)
+        for item in (Several(*numbered(2, 9), weight=2), span(10), Several(weight=5), span(11)):
+            emitter.emit(item)
+        assert one.flush()
+        assert receiver.spans() == [f"span-{i}" for i in range(1, 12)]
+        assert one.counts == Counts(emitted=11, exported=11)
+
+
+def test_users_code_that_exits_does_not_end_the_thread(pipeline: Any) -> None:
+    class Exits(Broken):
+        def spans(self) -> Iterator[Any]:
+            raise SystemExit
+
+    one = pipeline()
+    one.add_processor(lambda made: sys.exit() if made.name == "span-1" else None)
+    emitter = one.emitter(RESOURCE, SCOPE)
+    emitter.emit(span(1))
+    assert one.flush()
+    emitter.emit(Exits())
+    assert one.flush()
+    emitter.emit(span(2))
+    assert one.flush()
+    assert one.counts == Counts(emitted=5, exported=1, failed=4)
+
+
+def test_a_delay_without_end_is_possible(pipeline: Any) -> None:
+    with http_receiver() as receiver:
+        one = pipeline(receiver.url, queue=Queue(delay=float("inf")))
+        emit(one, 1, 1)
+        assert one.flush()
+        assert receiver.spans() == ["span-1"]
 
 
 def test_closing_sends_what_waits(pipeline: Any, caplog: pytest.LogCaptureFixture) -> None:

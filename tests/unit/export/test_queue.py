@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ WORKER, USERS = Source((), Scope("worker")), Source((), Scope("users"))
 class Several:
     """Stands for some spans."""
 
-    def __init__(self, *spans: Span, weight: int | None = None) -> None:
+    def __init__(self, *spans: Any, weight: int | None = None) -> None:
         self._spans = spans
         self.weight = len(spans) if weight is None else weight
 
@@ -168,6 +169,36 @@ def test_an_item_that_becomes_more_or_fewer_spans_than_it_weighs_is_counted_by_i
     reader = intake(queue)
     assert reader.batch(99) == [(WORKER, numbered(1, 6))]
     assert (reader.taken, len(queue.entries)) == (6, 0)
+
+
+def test_a_stopped_intake_takes_nothing_any_more() -> None:
+    queue = line()
+    Emitter(queue, WORKER).emit(span(1))
+    reader = intake(queue)
+    reader.stop(timeout=1.0)
+    assert (reader.batch(9), reader.taken, len(queue.entries)) == ([], 0, 1)
+
+
+def test_stopping_waits_for_the_batch_that_is_being_taken() -> None:
+    queue, began, let_go = line(), threading.Event(), threading.Event()
+
+    class Slow(Several):
+        def spans(self) -> Iterator[Span]:
+            began.set()
+            let_go.wait(10)
+            return super().spans()
+
+    Emitter(queue, WORKER).emit(Slow(*numbered(1, 2)))
+    reader = intake(queue)
+    thread = threading.Thread(target=reader.batch, args=(9,))
+    thread.start()
+    assert began.wait(10)
+    reader.stop(timeout=0.01)  # In vain,
+    assert reader.taken == 0
+    let_go.set()
+    reader.stop(timeout=10.0)
+    assert reader.taken == 2
+    thread.join()
 
 
 def test_limits_are_applied_to_what_is_taken() -> None:

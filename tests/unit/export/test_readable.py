@@ -53,6 +53,7 @@ def canonical(made: Span) -> bytes:
     return samples.message(made).SerializeToString(deterministic=True)
 
 
+@samples.steady
 @given(sdk_spans())
 def test_a_span_survives_the_way_there_and_back(made: Span) -> None:
     resource, scope, back = from_readable(there(made))
@@ -60,6 +61,7 @@ def test_a_span_survives_the_way_there_and_back(made: Span) -> None:
     assert canonical(back) == canonical(made)
 
 
+@samples.steady
 @given(sdk_spans())
 def test_a_readable_span_survives_the_way_back_and_there(made: Span) -> None:
     first = there(made)
@@ -76,6 +78,7 @@ def test_a_readable_span_survives_the_way_back_and_there(made: Span) -> None:
     assert [link.context for link in first.links] == [link.context for link in second.links]
 
 
+@samples.steady
 @given(samples.spans())
 def test_any_span_becomes_readable(made: Span) -> None:
     logging.disable()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from threading import Event
 from typing import Any
@@ -67,7 +67,7 @@ class Waits(Event):
 
 
 @pytest.fixture
-def otlp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+def otlp(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Makes a sink with a scripted sender, and gives sink, sender, waits and what was said."""
 
     def make(*outcomes: Outcome | Exception, patience: float = 1e9) -> Any:
@@ -76,7 +76,7 @@ def otlp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
         sink = OtlpSink(Otlp(endpoint=ENDPOINT), patience, closing, Complaints(said.append))
         return sink, sender, closing, said
 
-    yield make
+    return make
 
 
 def deliver(sink: Any, first: int = 1, last: int = 5) -> Fates:
@@ -130,7 +130,7 @@ def test_the_receivers_time_to_wait_is_kept(otlp: Any) -> None:
 
 
 def test_patience_ends(otlp: Any) -> None:
-    sink, sender, closing, said = otlp(Outcome(RETRY, "down"), Outcome(RETRY, "down", after=99.0), patience=30.0)
+    sink, sender, closing, _ = otlp(Outcome(RETRY, "down"), Outcome(RETRY, "down", after=99.0), patience=30.0)
     assert deliver(sink) == Fates(failed=5)
     assert (len(sender.sent), len(closing.waited)) == (2, 1)
 
@@ -141,7 +141,7 @@ def test_waits_double_up_to_a_bound() -> None:
 
 
 def test_a_closing_sink_tries_each_request_once_and_drops_it(otlp: Any) -> None:
-    sink, sender, closing, said = otlp(Outcome(RETRY, "down"), Outcome(DELIVERED))
+    sink, sender, closing, _ = otlp(Outcome(RETRY, "down"), Outcome(DELIVERED))
     closing.set()
     assert deliver(sink) == Fates(dropped=5)
     assert deliver(sink) == Fates(dropped=5, exported=5)
@@ -179,7 +179,7 @@ def test_settings_that_make_no_sender_are_said_and_cost_the_spans() -> None:
 
 
 def test_spans_that_cannot_be_encoded_have_failed(otlp: Any) -> None:
-    sink, sender, _, said = otlp(Outcome(DELIVERED))
+    sink, _, _, said = otlp(Outcome(DELIVERED))
     sink.deliver([(SOURCE, [span(1), span(2, trace_id=b""), span(3)])])
     assert sink.fates == Fates(exported=2, failed=1)
     assert said[0].startswith("dask-otel: encoding: ValueError: ")

@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+"""Writes docs/reference/telemetry.md from `dask_otel.names`.
+
+    python docs/generate.py
+
+A test fails where the page that is committed is not what this gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from dask_otel import names
+from dask_otel.names import ATTRIBUTES, Attribute
+
+PAGE = Path(__file__).parent / "reference" / "telemetry.md"
+
+TEXT = """\
+<!-- Written by `python docs/generate.py` from dask_otel/names.py: change it there. -->
+
+# What dask-otel emits
+
+Dashboards and alerts may rely on these names: one that has been released is never given another meaning. What is not
+known is left out, never 0 or empty.
+
+## Spans
+
+| name | kind | sent by | below | what it is |
+| --- | --- | --- | --- | --- |
+{spans}
+
+A computation is SERVER below a CLIENT span of ours, CONSUMER below a PRODUCER, else INTERNAL; it is the root where nothing
+was current in the client. Names of tasks, tags and activities come from the code that runs: at most {names} different ones
+of each kind in a process, then `{task}`, `{tag}`, `{activity}`.
+
+Status is ERROR for outcomes `{failed}` and `{lost}`, for a computation with a task that failed, for a graph that could not be
+taken and for a transfer that failed; else it is unset, but for what your own code sets in a task.
+
+## Attributes
+
+{attributes}
+## Outcomes
+
+A task's attempt ends as one of these; `dask.computation.outcomes.<outcome>` and `dask.group.outcomes.<outcome>` count them.
+
+| `dask.task.outcome` | meaning |
+| --- | --- |
+{task_outcomes}
+
+| `dask.transfer.outcome` | meaning |
+| --- | --- |
+{transfer_outcomes}
+
+`error.type` is the exception's class, or one of: `{worker_lost}` (the worker of the attempt is gone), `{killed_worker}` (and the task failed of
+that), `{memory_limit}` (the nanny killed the worker), `{other}` (the class is not known).
+
+## Scope
+
+The instrumentation scope is `{scope}` with the version of dask-otel and the schema `{schema}`.
+"""
+
+SPANS = (
+    (names.COMPUTE, "CLIENT", "client", "your span, if there is one", "`compute()` that waits for its result; PRODUCER where it does not"),
+    (names.PERSIST, "PRODUCER", "client", "your span", "`persist()`"),
+    (names.MAP, "PRODUCER", "client", "your span", "`Client.map()`"),
+    (names.GATHER, "CLIENT", "client", "your span", "`gather()` that is not part of a call above"),
+    (names.COMPUTATION, "see below", "scheduler", "the client's span", "what one client submitted under one context, until its last task is settled"),
+    (names.GRAPH_UPDATE, "INTERNAL", "scheduler", f"`{names.COMPUTATION}`", "one submitted graph, from its arrival until its tasks are known"),
+    (names.GRAPH_MATERIALIZE, "INTERNAL", "scheduler", f"`{names.GRAPH_UPDATE}`", "the graph is made of what the client sent"),
+    (names.GRAPH_ORDER, "INTERNAL", "scheduler", f"`{names.GRAPH_UPDATE}`", "`dask.order`"),
+    (names.GRAPH_INIT, "INTERNAL", "scheduler", f"`{names.GRAPH_UPDATE}`", "the tasks' states are made"),
+    ("<tag>", "INTERNAL", "scheduler", f"`{names.COMPUTATION}`, or the tag around it", "one `distributed.span()`"),
+    ("<prefix> group", "PRODUCER", "scheduler", f"its tag, else `{names.COMPUTATION}`", "one task group; its totals are exact"),
+    ("<prefix>", "CONSUMER", "worker (where lost: scheduler)", "its group", "one attempt of a task, linked to the attempt it replaces"),
+    ("<activity>", "INTERNAL", "worker", "the task, or the activity around it", "one metering context: `compute`, `deserialize`, `disk-read`, your own"),
+    ("<prefix>.<method>", "INTERNAL", "worker", "the caller's span", "one method call of an actor"),
+    (names.GATHER_DEP, "CLIENT", "worker", f"`{names.COMPUTATION}`, else a root", "one transfer, linked to the tasks that waited for it"),
+    (names.GET_DATA, "SERVER", "worker", f"`{names.GATHER_DEP}`", "the same, from the sending worker"),
+    (names.SPILL, "INTERNAL", "worker", "a root", "the memory monitor spilled for at least 10 ms; linked to the computations that ran"),
+)  # fmt: skip
+
+TASK_OUTCOMES = {
+    names.SUCCESS: "its result was taken",
+    names.FAILED: "it raised, or its result could not be stored",
+    names.CANCELLED: "nobody wanted it any more while it ran; the span ends when its code does",
+    names.RESCHEDULED: "it raised `Reschedule`",
+    names.DISCARDED: "its result came when another run of the same task was wanted",
+    names.LOST: "its worker died or was restarted",
+}
+TRANSFER_OUTCOMES = {
+    names.SUCCESS: "data came",
+    names.BUSY: "the sender had too many others to serve; it is asked again",
+    names.MISSING: "the sender no longer had it",
+    names.FAILED: "the connection broke, or what came could not be read",
+    names.CANCELLED: "what came was wanted no more",
+}
+
+
+def page() -> str:
+    """The whole page."""
+    assert tuple(TASK_OUTCOMES) == names.TASK_OUTCOMES
+    assert tuple(TRANSFER_OUTCOMES) == names.TRANSFER_OUTCOMES
+    return TEXT.format(
+        spans="\n".join(_row(_code(name), kind, by, below, what) for name, kind, by, below, what in SPANS),
+        attributes="\n".join(section for target in targets() for section in _section(target)),
+        task_outcomes="\n".join(_row(f"`{name}`", what) for name, what in TASK_OUTCOMES.items()),
+        transfer_outcomes="\n".join(_row(f"`{name}`", what) for name, what in TRANSFER_OUTCOMES.items()),
+        names=names.MAX_SPAN_NAMES,
+        task=names.OVERFLOW_TASK,
+        tag=names.OVERFLOW_TAG,
+        activity=names.OVERFLOW_ACTIVITY,
+        failed=names.FAILED,
+        lost=names.LOST,
+        worker_lost=names.WORKER_LOST,
+        killed_worker=names.KILLED_WORKER,
+        memory_limit=names.MEMORY_LIMIT,
+        other=names.OTHER_ERROR,
+        scope=names.SCOPE,
+        schema=names.SCHEMA_URL,
+    )
+
+
+def targets() -> list[str]:
+    """What attributes are on, in the order in which `names` comes to it; the resource last."""
+    found = dict.fromkeys(target for attribute in ATTRIBUTES for target in attribute.on.split(", "))
+    return [*(target for target in found if target != "resource"), "resource"]
+
+
+def _section(target: str) -> Iterator[str]:
+    on = [attribute for attribute in ATTRIBUTES if target in attribute.on.split(", ")]
+    yield f"### {target[0].upper()}{target[1:]}\n\n| key | type | |\n| --- | --- | --- |"
+    yield from map(_attribute, on)
+    yield ""
+
+
+def _attribute(attribute: Attribute) -> str:
+    return _row(_code(attribute.key), attribute.type, attribute.brief)
+
+
+def _code(text: str) -> str:
+    return f"`{text.replace('|', chr(92) + '|')}`"
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(page())
