@@ -228,7 +228,7 @@ class Ours:
             own_id = self._id().to_bytes(8, "big")
             self._emit(Span(name, INTERNAL, trace_id, own_id, span_id, SAMPLED, "", start, end, common, own))
         common = self._common(prefix, "")
-        own = (
+        its = (
             ("dask.task.key", task.key),
             ("dask.task.group", task.group),
             ("thread.id", task.thread),
@@ -240,7 +240,7 @@ class Ours:
             ("dask.task.activity.other.seconds", seconds[2]),
             ("dask.task.activity.serialize.seconds", seconds[3]),
         )
-        self._emit(Span(prefix, CONSUMER, trace_id, span_id, b"", SAMPLED, "", start, end, common, own))
+        self._emit(Span(prefix, CONSUMER, trace_id, span_id, b"", SAMPLED, "", start, end, common, its))
 
     def _common(self, prefix: str, activity: str) -> Attributes:
         common = self._commons.get((prefix, activity))
@@ -267,10 +267,8 @@ class Shaped(Ours):
             own_id = self._id().to_bytes(8, "big")
             self._emit((shape, trace_id, own_id, span_id, SAMPLED, start, end, cpu, task.size))
         shape = self._shapes.get((prefix, "")) or self._shape(prefix, "")
-        self._emit(
-            (shape, trace_id, span_id, b"", SAMPLED, start, end, task.key, task.group, task.thread)
-            + (*seconds[4:], *seconds[:4])
-        )
+        known = (shape, trace_id, span_id, b"", SAMPLED, start, end, task.key, task.group, task.thread)
+        self._emit((*known, *seconds[4:], *seconds[:4]))
 
     def _shape(self, prefix: str, activity: str) -> Shape:
         common = self._common(prefix, activity)
@@ -340,7 +338,7 @@ def main(rounds: int = 31, number: int = 3_400) -> None:
     tasks = make_tasks(number)
     print("The same spans when decoded:", "yes" if same(tasks[:1_000]) else "NO")
     gc.freeze()
-    ways = {
+    ways: dict[str, Sdk | Ours] = {
         "SDK, at start": Sdk(False),
         "SDK, one by one": Sdk(False, at_start=False),
         "SDK, at start, gzip": Sdk(True),

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from struct import Struct
-from typing import Any, cast
+from typing import Any
 
 from dask_otel.export.cut import cut
 from dask_otel.export.remembered import SPAN_ATTRIBUTE, ByKey, Integers, Strings, float_opening, head
-from dask_otel.export.shape import Record, Shape
+from dask_otel.export.shape import Record, as_span
 from dask_otel.export.values import encode_attributes, encode_pair
 from dask_otel.export.wire import Lengths, block, utf8, varint
 from dask_otel.records import Attributes, Event, Link, Scope, Span
@@ -109,7 +109,10 @@ class Encoder:
         for span in spans:
             try:
                 if type(span) is not Span:
-                    message = self._shaped(span, room)
+                    shape: Any = span[0]
+                    message = shape.encode(span) or self._unshaped(span, room)
+                    if len(message) > room:
+                        message = self._unshaped(span, room)
                     put(_opening[len(message)])
                     put(message)
                     continue
@@ -165,12 +168,8 @@ class Encoder:
         made = self._heads[name, kind, id(common)] = head(name, kind, common), common
         return made
 
-    def _shaped(self, record: Record, room: int) -> bytes:
-        shape = cast("Shape", record[0])
-        message = shape.encode(record)
-        if message is None or len(message) > room:
-            return self.spans([shape.span(record)], _raise, room)[1]
-        return message
+    def _unshaped(self, record: Record, room: int) -> bytes:
+        return self.spans([as_span(record)], _raise, room)[1]
 
     def _cut(self, span: Span, room: int) -> bytes:
         message = self.span(cut(span))

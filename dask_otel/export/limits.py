@@ -58,7 +58,7 @@ class Limiter:
             if (
                 not (span[11] or span[12]) and len(span[9]) + len(span[10]) <= most
                 if type(span) is Span
-                else len(span[0].common) + len(span[0].keys) <= most
+                else span[0].width <= most
             )
             else self.limit(as_span(span))
             for span in several

@@ -46,7 +46,7 @@ class Shape:
     (('dask.task.attempt', 1),)
     """
 
-    __slots__ = ("_child", "_length", "_root", "common", "keys", "kind", "name")
+    __slots__ = ("_child", "_length", "_root", "common", "keys", "kind", "name", "width")
 
     def __init__(
         self,
@@ -59,6 +59,8 @@ class Shape:
         self.kind = kind
         self.common = common
         self.keys = tuple([key for key, _ in own])
+        #: Attributes that a span of this shape has at most.
+        self.width = len(common) + len(self.keys)
         self._length = FIRST + len(self.keys)
         encoded = head(name, kind, common)
         self._root = _encoder(encoded, own, parent=False)

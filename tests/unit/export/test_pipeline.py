@@ -300,11 +300,11 @@ def test_a_flush_waits_for_all_that_came_before_it_whatever_an_item_said_it_weig
         emit(one, 1, 1)
         assert one.flush()
         emitter = one.emitter(RESOURCE, SCOPE)
-        for item in (Several(*numbered(2, 9), weight=2), span(10), Several(weight=5), span(11)):
+        for item in (Several(*numbered(2, 20), weight=2), span(21), Several(weight=5), span(22)):
             emitter.emit(item)
         assert one.flush()
-        assert receiver.spans() == [f"span-{i}" for i in range(1, 12)]
-        assert one.counts == Counts(emitted=11, exported=11)
+        assert receiver.spans() == [f"span-{i}" for i in range(1, 23)]
+        assert one.counts == Counts(emitted=22, exported=22)
 
 
 def test_users_code_that_exits_does_not_end_the_thread(pipeline: Any) -> None:
