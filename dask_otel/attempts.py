@@ -211,18 +211,20 @@ def amount_attributes(amounts: Sequence[tuple[Hashable, float, str]]) -> list[tu
     """
     totals: dict[str, float] = {}
     for label, value, unit in amounts:
-        key = _amount_key(label, unit)
+        key = amount_key(label, unit)
         totals[key] = totals[key] + value if key in totals else value
     return list(totals.items())
 
 
 @lru_cache(maxsize=4096)
-def _amount_key(label: Hashable, unit: str) -> str:
+def amount_key(label: Hashable, unit: str) -> str:
+    """The attribute of an amount."""
     return f"{names.ACTIVITY_AMOUNT}{text(label)}.{unit}"
 
 
 @lru_cache(maxsize=4096)
-def _activity_common(prefix: str, label: str) -> Attributes:
+def activity_common(prefix: str, label: str) -> Attributes:
+    """What all activities of one label in tasks of one prefix share."""
     return (
         (names.OPERATION, names.OP_ACTIVITY),
         (names.ACTIVITY_NAME, label),
@@ -247,7 +249,7 @@ def _activity_spans(
             parent.trace_state,
             int(interval.start * _NS),
             int(interval.end * _NS),
-            _activity_common(attempt.origin.prefix, interval.label),
+            activity_common(attempt.origin.prefix, interval.label),
             _activity_attributes(interval, attempt.offset),
         )
         if interval.children:

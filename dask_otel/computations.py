@@ -94,6 +94,7 @@ class Computations:
         self._graphs: dict[str, Graph] = {}
         self._active: dict[Hashable, Group] = {}
         self._limbo: dict[Hashable, Group] = {}
+        self._blocked: set[Hashable] = set()
         self._flights: dict[Hashable, Flight] = {}
         self._attempts: dict[Hashable, tuple[int, bytes, str]] = {}
         self._touched: set[Computation] = set()
@@ -309,13 +310,21 @@ class Computations:
             self._touched.add(computation)
         return group, self._flights.pop(key, None)
 
-    def blocked(self, key: Hashable) -> None:
-        """A task that was just released will not run: one that it needs has failed."""
-        group = self._limbo.pop(key, None)
-        if group is not None:
-            group.computation.erred += 1
-            group.upstream_failed += 1
-            self._attempts.pop(key, None)
+    def block(self, task: Activated, now: Callable[[], float]) -> None:
+        """A task that was just released, or came with a graph, will not run: one that it needs has failed."""
+        if task.key in self._blocked:
+            return
+        group = self._limbo.pop(task.key, None)
+        if group is None:
+            if self._current is None or self._current[0] != task.stimulus_id:
+                return
+            group = self._group(self._current[1], task, now)
+            group.computation.tasks += 1
+        self._blocked.add(task.key)
+        self._attempts.pop(task.key, None)
+        group.upstream_failed += 1
+        group.computation.erred += 1
+        self._touched.add(group.computation)
 
     def ended(self, key: Hashable, group: Group, flight: Flight, finish: str, ran: bool) -> None:
         """The dispatch ``flight`` is over at a worker that is alive; ``ran`` says that it surely came to an attempt."""
@@ -445,6 +454,7 @@ class Computations:
         for key, group in self._limbo.items():
             self._give_up(key, group)
         self._limbo.clear()
+        self._blocked.clear()
         self._reruns.clear()
         waiting = False
         for computation in list(self._touched):
@@ -510,3 +520,4 @@ class Computations:
             computation.end = max(computation.end, now) if computation.end == computation.start else computation.end
             if computation.graphs == 0 or state == names.CLOSED:
                 self._tell_computation(computation, state)
+        self._touched.clear()

@@ -272,9 +272,9 @@ class Outlet:
         """Ask the sampler about a trace that starts here; ``kind`` is OTLP's number."""
         return self.sampler.decide(int.from_bytes(trace_id, "big"), name, kind, {}, None)
 
-    def emit(self, item: object) -> None:
-        """Hand in a span, or what becomes spans."""
-        (self._emitter or self.open()).emit(item)  # type: ignore[arg-type]
+    def emit(self, item: object) -> bool:
+        """Hand in a span, or what becomes spans; whether there was room."""
+        return (self._emitter or self.open()).emit(item)  # type: ignore[arg-type]
 
     def open(self) -> Emitter:
         """Decide now where spans go."""

@@ -143,8 +143,9 @@ class SchedulerTelemetry:
             worker=(flight.address, self.seam.worker_name(flight.address)),
         )
 
-    def task_blocked(self, key: Hashable) -> None:
-        self.model.blocked(key)
+    def task_blocked(self, task: Activated) -> None:
+        self.model.block(task, time.time)
+        self._check_soon()
 
     def dispatched(self, key: Hashable, run_id: int, address: str) -> object:
         return self.model.dispatch(key, run_id, address, time.time(), self._peers)

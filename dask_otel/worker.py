@@ -20,6 +20,7 @@ from opentelemetry.context import Context
 from dask_otel import actors, current, names, process, submission, transfers
 from dask_otel.attempts import Attempt, Failure, Origin, failure_from_text, origin
 from dask_otel.client import TaskClients
+from dask_otel.export.shaped import ShapedAttempt
 from dask_otel.guard import Guard
 from dask_otel.parents import GROUP, OFF, TASK, Handed, Parent, attempt_span_id, unpack
 from dask_otel.seam import client as client_seam
@@ -194,8 +195,10 @@ class WorkerTelemetry:
         if run.cancelled:
             sums.going -= 1
         if traced.span is not None:
-            self.outlet.emit(self._attempt(run, ended, traced))
-            sums.emitted += 1
+            if self.outlet.emit(self._attempt(run, ended, traced)):
+                sums.emitted += 1
+            else:
+                sums.dropped += 1
         self._flush_soon(place)
 
     def run_cancelled(self, run: Run) -> None:
@@ -223,7 +226,7 @@ class WorkerTelemetry:
         span, posts, handed = traced.span, run.posts, traced.handed
         assert span is not None
         waiting, ready = run.waiting, run.ready
-        return Attempt(
+        return ShapedAttempt(
             traced.place.origin,
             run.key,
             traced.span_id,

@@ -69,32 +69,36 @@ class Emitter:
         self._line = line
         self._source = source
 
-    def emit(self, item: Item) -> None:
-        """Queue a span, or what becomes spans; if it does not fit it is counted as dropped."""
+    def emit(self, item: Item) -> bool:
+        """Queue a span, or what becomes spans; whether it fits, and if not it is counted as dropped."""
         line = self._line
         entries = line.entries
         waiting = len(entries)
         try:
             kind = type(item)
             if kind is Span or kind is tuple:
-                if waiting < line.size:
+                fits = waiting < line.size
+                if fits:
                     entries.append((self._source, item, 1))
                 else:
                     line.dropped.add()
             else:
-                self._emit_many(line, item, item.weight)  # type: ignore[union-attr]
+                fits = self._emit_many(line, item, item.weight)  # type: ignore[union-attr]
             if waiting >= line.wake_at:
                 line.wake()
+            return fits
         except Exception:
             line.dropped.add()
+            return False
 
-    def _emit_many(self, line: Line, item: Item, weight: int) -> None:
+    def _emit_many(self, line: Line, item: Item, weight: int) -> bool:
         weight = max(weight, 1)
         if len(line.entries) + weight <= line.size:
             # One call, hence not interrupted: the copies stand side by side.
             line.entries.extend([(self._source, item, weight)] * weight)
-        else:
-            line.dropped.add(weight)
+            return True
+        line.dropped.add(weight)
+        return False
 
 
 class Bell:

@@ -56,7 +56,7 @@ class Listener(Protocol):
 
     def task_deactivated(self, key: Hashable, start: str, finish: str, retried: bool) -> None: ...
 
-    def task_blocked(self, key: Hashable) -> None: ...
+    def task_blocked(self, task: Activated) -> None: ...
 
     def dispatched(self, key: Hashable, run_id: int, address: str) -> object: ...
 
@@ -187,10 +187,12 @@ class SchedulerSeam:
             if not is_:
                 retried = finish == "released" and stimulus_id.startswith(_RETRIED) and key != self._stale
                 self._listener.task_deactivated(key, start, finish, retried)
+                if start == "waiting" and self._scheduler.tasks[key].exception_blame is not None:
+                    self._listener.task_blocked(_activated(self._scheduler.tasks[key], stimulus_id))
         elif is_:
-            self._activated(self._scheduler.tasks[key], stimulus_id)
+            self._listener.task_activated(_activated(self._scheduler.tasks[key], stimulus_id))
         elif start == "released" and finish == "erred":
-            self._listener.task_blocked(key)
+            self._listener.task_blocked(_activated(self._scheduler.tasks[key], stimulus_id))
 
     def _wrap_task_erred(self, original: Callable[..., None]) -> Callable[..., None]:
         """An error of a run that was cancelled makes the task, which was submitted again, run again: no retry."""
@@ -204,25 +206,6 @@ class SchedulerSeam:
                 self._stale = None
 
         return task_erred
-
-    def _activated(self, ts: TaskState, stimulus_id: str) -> None:
-        span = ts.annotations.get("span") if ts.annotations else None
-        tags: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-        if span is not None and span["name"] != _DEFAULT:
-            tags = (span["name"], span["ids"])
-        self._listener.task_activated(
-            Activated(
-                ts.key,
-                stimulus_id,
-                ts.prefix.name,
-                ts.group.name,
-                tags,
-                (dependent.key for dependent in ts.dependents),
-                (dependency.key for dependency in ts.dependencies),
-                ts.run_id,
-                stimulus_id.startswith(_ASKED),
-            )
-        )
 
     def _wrap_task_to_msg(
         self, original: Callable[[TaskState], dict[str, Any]]
@@ -243,3 +226,21 @@ class SchedulerSeam:
 
 
 _DEFAULT = ("default",)
+
+
+def _activated(ts: TaskState, stimulus_id: str) -> Activated:
+    span = ts.annotations.get("span") if ts.annotations else None
+    tags: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    if span is not None and span["name"] != _DEFAULT:
+        tags = (span["name"], span["ids"])
+    return Activated(
+        ts.key,
+        stimulus_id,
+        ts.prefix.name,
+        ts.group.name,
+        tags,
+        (dependent.key for dependent in ts.dependents),
+        (dependency.key for dependency in ts.dependencies),
+        ts.run_id,
+        stimulus_id.startswith(_ASKED),
+    )

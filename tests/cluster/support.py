@@ -164,9 +164,15 @@ def wait_until(condition: Callable[[], object]) -> None:
 def assert_nothing_open(traced: Traced) -> None:
     """The scheduler and its workers have told all that they knew of; what is left is histories, which are bounded."""
     assert dask_otel.flush(traced.client, DEADLINE)
-    # A worker's last messages may still be on their way.
-    wait_until(lambda: not traced.client.run_on_scheduler(_open_on_scheduler))
-    assert not any(traced.client.run(_open_on_worker).values())
+    deadline = time.monotonic() + DEADLINE
+    while left := _open(traced.client):  # A worker's last messages may still be on their way.
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)
+
+
+def _open(client: Client) -> dict[str, dict[str, str]]:
+    found = {"scheduler": client.run_on_scheduler(_open_on_scheduler), **client.run(_open_on_worker)}
+    return {server: held for server, held in found.items() if held}
 
 
 def _open_on_scheduler(dask_scheduler: Scheduler) -> dict[str, str]:

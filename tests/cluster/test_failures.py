@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -17,9 +18,11 @@ import pytest
 from distributed import Future, KilledWorker, Reschedule, wait
 
 import dask_otel
-from dask_otel import names
+from dask_otel import computations, names
+from dask_otel.receiver import Receiver
 from dask_otel.records import ERROR, UNSET
 from dask_otel.tree import Received, outline
+from tests.cluster.commands import PRELOAD, commands
 from tests.cluster.conftest import MakeTraced
 from tests.cluster.support import (
     Once,
@@ -79,6 +82,12 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
     gate = Gate(tmp_path / "gate")
     yield gate
     gate.open()
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loaded machine makes no worker late: totals are whole or the test fails."""
+    monkeypatch.setattr(computations, "PATIENCE", 20.0)
 
 
 # -- what tests ask ------------------------------------------------------------------------------------------------
@@ -156,6 +165,15 @@ def incs(traced: Traced, n: int, **kwargs: Any) -> list[Future]:
     return [traced.client.submit(inc, i, **kwargs) for i in range(n)]
 
 
+def stop_stealing(traced: Traced) -> None:
+    """What was sent to a worker runs there."""
+
+    async def stop(dask_scheduler: Any) -> None:
+        await dask_scheduler.extensions["stealing"].stop()
+
+    traced.client.run_on_scheduler(stop)
+
+
 def kill(traced: Traced, address: str) -> None:
     """SIGKILL a worker and wait until the scheduler knows."""
     pid = traced.client.run(os.getpid, workers=[address])[address]
@@ -172,6 +190,17 @@ def wait_for_heartbeat(traced: Traced, address: str, key: object) -> None:
 
 #: Tasks are sent to workers at once.
 NO_QUEUE = {"distributed.scheduler.worker-saturation": float("inf")}
+
+
+def state(traced: Traced, key: str) -> str | None:
+    """In which state a task is on the worker that has it."""
+
+    def states(dask_worker: Any) -> str | None:
+        task = dask_worker.state.tasks.get(key)
+        return task.state if task is not None else None
+
+    found = [state for state in traced.client.run(states).values() if state is not None]
+    return found[0] if found else None
 
 
 # -- lost workers --------------------------------------------------------------------------------------------------
@@ -321,6 +350,7 @@ def test_results_on_an_idle_worker_that_is_killed_are_recomputed_in_one_computat
     traced: Traced,
 ) -> None:
     """Scenario 1, for results whose computations are settled; another with the same group came after them."""
+    stop_stealing(traced)
     victim = addresses(traced)[0]
     there = {"workers": [victim], "allow_other_workers": True}
     futures = incs(traced, 3, **there)
@@ -366,6 +396,7 @@ def test_a_lost_result_is_recomputed_in_its_own_computation_while_that_goes_on(
     traced: Traced, gate: Gate
 ) -> None:
     """Scenario 1, for a result that nothing running needs."""
+    stop_stealing(traced)
     victim, other = addresses(traced)
     there = {"workers": [victim], "allow_other_workers": True}
     running = traced.client.submit(held, 1, gate, workers=[other])
@@ -373,8 +404,8 @@ def test_a_lost_result_is_recomputed_in_its_own_computation_while_that_goes_on(
     wait(results)
     wait_until(lambda: named(traced.spans(), "inc group"))
     kill(traced, victim)
-    assert traced.client.gather(results) == [1, 2]
     gate.open()
+    assert traced.client.gather(results) == [1, 2]
     assert running.result() == 1
 
     trace = traced.trace()
@@ -489,7 +520,7 @@ def test_a_task_that_fails_once_and_then_succeeds_has_two_attempts(shared: Trace
 def test_a_task_that_uses_up_its_retries_fails_with_its_last_attempt(shared: Traced) -> None:
     """Scenario 4, to its end."""
     with pytest.raises(ValueError, match="boom"):
-        shared.client.submit(fail, retries=2).result()
+        shared.client.submit(fail, retries=2, pure=False).result()
 
     trace = shared.trace()
     first, second, third = tasks(trace, "fail")
@@ -550,6 +581,8 @@ def test_a_retry_that_the_client_asks_for_is_a_new_computation_linked_to_the_one
     """The dependents that never ran come along."""
     failing = shared.client.submit(wait_then_fail_once, gate, tmp_path, key="once-1")
     dependents = [shared.client.submit(inc, failing, key=key) for key in ("inc-1", "inc-2")]
+    scheduler = shared.cluster.scheduler  # type: ignore[union-attr]
+    wait_until(lambda: "inc-2" in scheduler.tasks)
     gate.open()
     wait([failing, *dependents])
     wait_until(lambda: named(shared.spans(), names.COMPUTATION))
@@ -633,6 +666,29 @@ def test_what_depends_on_a_task_that_failed_has_no_task_span_and_its_group_says_
     assert_nothing_open(shared)
 
 
+def test_what_is_submitted_on_top_of_a_task_that_has_failed_is_a_computation_that_fails_at_once(
+    shared: Traced,
+) -> None:
+    """Scenario 6, one submission after the other."""
+    failing = shared.client.submit(fail, pure=False)
+    wait(failing)
+    wait_until(lambda: named(shared.spans(), names.COMPUTATION))
+    above = shared.client.submit(inc, failing)
+    beyond = shared.client.submit(inc, above)
+    wait([above, beyond])
+    assert above.status == "error"
+
+    _, *late = computed(shared)  # One or two, as the second finds the first settled or not.
+    assert [t for trace in late for t in tasks(trace, "inc")] == []
+    groups = [totals(group) for trace in late for group in named(trace, "inc group")]
+    assert sum(group[names.GROUP_UPSTREAM_FAILED] for group in groups) == 2  # type: ignore[misc]
+    for trace in late:
+        computation = one(trace, names.COMPUTATION)
+        assert totals(computation)[names.COMPUTATION_STATE] == names.FAILED
+        assert computation.span.status == ERROR
+    assert_nothing_open(shared)
+
+
 def test_what_only_a_failed_task_needed_is_cancelled_while_it_runs(shared: Traced, gate: Gate) -> None:
     """Scenario 6: nobody wants the other input any more."""
     slow = dask.delayed(held)(1, gate)
@@ -660,7 +716,7 @@ def held_then_fails(gate: Gate) -> NoReturn:
 def test_an_async_task_that_fails_says_so(shared: Traced) -> None:
     """Scenario 6, on the event loop."""
     with pytest.raises(ValueError, match="boom"):
-        shared.client.submit(fail_later).result()
+        shared.client.submit(fail_later, pure=False).result()
 
     trace = shared.trace()
     (attempt,) = tasks(trace, "fail_later")
@@ -674,7 +730,7 @@ def test_an_async_task_that_fails_says_so(shared: Traced) -> None:
 def test_a_task_that_cannot_begin_fails(shared: Traced) -> None:
     """An executor that the worker does not have."""
     with dask.annotate(executor="nowhere"):
-        future = shared.client.submit(inc, 1)
+        future = shared.client.submit(inc, 1, pure=False)
     with pytest.raises(ValueError, match="Invalid executor"):
         future.result()
 
@@ -732,7 +788,7 @@ def test_an_exception_that_defies_everything_has_its_class_told(
     shared: Traced, cls: type[BaseException], message: str
 ) -> None:
     """Scenario 7."""
-    future = shared.client.submit(throw, cls)
+    future = shared.client.submit(throw, cls, pure=False)
     wait(future)
     assert future.status == "error"
 
@@ -743,8 +799,51 @@ def test_an_exception_that_defies_everything_has_its_class_told(
     assert exceptions(attempt) == [(name, message)]
     assert (attempt.span.status, attempt.span.message) == (ERROR, message)
     assert totals(one(trace, "throw group")) == {names.GROUP_OUTCOMES + names.FAILED: 1}
-    assert shared.client.submit(inc, 1).result() == 2
+    assert shared.client.submit(inc, 1, pure=False).result() == 2
     assert_nothing_open(shared)
+
+
+class Watched(Exception):
+    """Leaves word of the processes in which it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("boom")
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return unpickle, (self.folder,)
+
+
+def unpickle(folder: Path) -> Watched:
+    (folder / str(os.getpid())).touch()
+    return Watched(folder)
+
+
+def throw_watched(folder: Path) -> NoReturn:
+    raise Watched(folder)
+
+
+def test_no_exception_is_unpickled_on_the_scheduler(receiver: Receiver, tmp_path: Path) -> None:
+    """Scenario 7, with a scheduler in a process of its own."""
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    with commands(tmp_path) as started:
+        scheduler, worker = started.scheduler(*PRELOAD), started.worker("--no-nanny", *PRELOAD)
+        with started.client(workers=1) as client:
+            dask_otel.enable(client)
+            traced = Traced(client, None, receiver)
+            with pytest.raises(Watched, match="boom"):
+                client.submit(throw_watched, seen).result()
+            unprintable = client.submit(throw, Unprintable)
+            wait(unprintable)
+
+            assert {path.name for path in seen.iterdir()} == {str(worker.process.pid), str(os.getpid())}
+            errors = [attributes(r).get(names.ERROR_TYPE) for r in named(traced.spans(), "throw_watched")]
+            assert errors == [f"{__name__}.Watched"]
+            errors = [attributes(r).get(names.ERROR_TYPE) for r in named(traced.spans(), "throw")]
+            assert errors == [f"{__name__}.Unprintable"]
+            assert (scheduler.said(), worker.said()) == ([], [])
+            assert_nothing_open(traced)
 
 
 class Unspillable:
@@ -783,14 +882,22 @@ def test_a_result_that_cannot_be_stored_makes_its_attempt_fail(traced_cluster_of
 # -- cancelled -----------------------------------------------------------------------------------------------------
 
 
-def test_a_cancelled_task_that_runs_has_a_span_of_its_true_length(shared: Traced, gate: Gate) -> None:
+async def held_on_the_loop(x: Any, gate: Gate) -> Any:
+    """The same, asynchronously."""
+    await asyncio.to_thread(gate.pass_through)
+    return x
+
+
+@pytest.mark.parametrize("function", [held, held_on_the_loop])
+def test_a_cancelled_task_that_runs_has_a_span_of_its_true_length(
+    shared: Traced, gate: Gate, function: Any
+) -> None:
     """Scenario 8."""
-    future = shared.client.submit(held, 1, gate)
+    future = shared.client.submit(function, 1, gate, key="held-1")
     gate.wait_for_tasks()
     begun = time.time()
     future.cancel()
-    wait_until(future.cancelled)
-    time.sleep(0.3)
+    wait_until(lambda: state(shared, future.key) == "cancelled")
     opened = time.time()
     gate.open()
 
@@ -808,7 +915,7 @@ def test_a_cancelled_task_that_runs_has_a_span_of_its_true_length(shared: Traced
     assert attempt.span.status == UNSET
     assert attempt.span.start / 1e9 <= begun
     assert attempt.span.end / 1e9 >= opened
-    assert names.THREAD_ID in attributes(attempt)
+    assert (names.THREAD_ID in attributes(attempt)) == (function is held)
     assert names.RESULT_SIZE not in attributes(attempt)
     assert totals(one(trace, "held group")) == {names.GROUP_OUTCOMES + names.CANCELLED: 1}
     computation = one(trace, names.COMPUTATION)
@@ -822,8 +929,11 @@ def test_a_cancelled_task_that_runs_has_a_span_of_its_true_length(shared: Traced
     assert_nothing_open(shared)
 
 
-def test_a_cancelled_task_that_goes_on_for_long_is_counted_before_it_ends(shared: Traced, gate: Gate) -> None:
+def test_a_cancelled_task_that_goes_on_for_long_is_counted_before_it_ends(
+    shared: Traced, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Scenario 8: the computation does not wait for it, and says what it does not know."""
+    monkeypatch.setattr(computations, "PATIENCE", 0.5)
     future = shared.client.submit(held, 1, gate)
     gate.wait_for_tasks()
     future.cancel()
@@ -865,7 +975,7 @@ def test_tasks_that_are_cancelled_before_they_start_have_no_task_span(
         at_worker = traced.client.map(inc, range(5), workers=[address])
         at_scheduler = traced.client.map(pow, range(50), [2] * 50)
         traced.client.cancel([*at_worker, *at_scheduler])
-        wait_until(lambda: not any(_state(traced, address, future.key) for future in at_worker))
+        wait_until(lambda: not any(state(traced, future.key) for future in at_worker))
         gate.open()
         assert running.result() == 1
 
@@ -887,9 +997,9 @@ def test_a_future_that_is_dropped_while_its_task_runs_is_a_cancelled_task(shared
     """Scenario 8, by garbage collection."""
     future = shared.client.submit(held, 1, gate)
     gate.wait_for_tasks()
+    key = future.key
     del future
-    scheduler = shared.cluster.scheduler  # type: ignore[union-attr]
-    wait_until(lambda: not scheduler.tasks)
+    wait_until(lambda: state(shared, key) == "cancelled")
     gate.open()
     wait_until(lambda: tasks(shared.spans(), "held"))
     trace = shared.trace()
@@ -903,7 +1013,7 @@ def test_a_cancelled_task_whose_exception_nobody_gets_is_no_error(shared: Traced
     future = shared.client.submit(held_then_fails, gate)
     gate.wait_for_tasks()
     future.cancel()
-    wait_until(future.cancelled)
+    wait_until(lambda: state(shared, future.key) == "cancelled")
     (gate.folder / "fail").touch()
     wait_until(lambda: tasks(shared.spans(), "held_then_fails"))
     trace = shared.trace()
@@ -924,9 +1034,11 @@ def test_a_run_that_was_cancelled_and_submitted_again_is_discarded(
     old = shared.client.submit(function, *args, key="again-1", workers=[worker])
     gate.wait_for_tasks()
     old.cancel()
-    shared.client.submit(inc, 1).result()  # The scheduler's word that it is cancelled comes before this.
+    shared.client.submit(
+        inc, 1, pure=False
+    ).result()  # The scheduler's word that it is cancelled comes before this.
     new = shared.client.submit(function, *args, key="again-1", workers=[worker])
-    wait_until(lambda: _state(shared, worker, "again-1") == "executing")
+    wait_until(lambda: state(shared, "again-1") == "executing")
     gate.open()
     (gate.folder / "fail").touch()
     wait(new)
@@ -949,16 +1061,6 @@ def test_a_run_that_was_cancelled_and_submitted_again_is_discarded(
     states = [attributes(one(t, names.COMPUTATION))[names.COMPUTATION_STATE] for t in (first, second)]
     assert states == [names.CANCELLED, names.FINISHED if function is held else names.FAILED]
     assert_nothing_open(shared)
-
-
-def _state(traced: Traced, worker: str, key: str) -> object:
-    """In which state a task is on its worker."""
-
-    def state(dask_worker: Any) -> object:
-        task = dask_worker.state.tasks.get(key)
-        return task.state if task is not None else None
-
-    return traced.client.run(state, workers=[worker])[worker]
 
 
 # -- stolen --------------------------------------------------------------------------------------------------------

@@ -50,8 +50,9 @@ dask.compute
 
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this process has said once it says again."""
+    """What this process has said once it says again, and what it has waited for it waits for again."""
     monkeypatch.setattr(process, "_said", set())
+    monkeypatch.setattr(process, "_vain", float("-inf"))
 
 
 @pytest.fixture

@@ -53,27 +53,55 @@ class Scheduler:
         self.model.finish(graph, self.now)
 
     def activate(
-        self, key: str, stimulus: str = "other", tags: tuple[str, ...] = (), dependents: tuple[str, ...] = ()
+        self,
+        key: str,
+        stimulus: str = "other",
+        tags: tuple[str, ...] = (),
+        dependents: tuple[str, ...] = (),
+        dependencies: tuple[str, ...] = (),
+        asked: bool = False,
     ) -> None:
-        prefix = key.split("-")[0]
-        self.model.activate(
-            Activated(
-                key, stimulus, prefix, prefix, (tags, tags), dependents, (), self._runs.get(key), False
-            ),
-            lambda: self.now,
-        )
+        task = self.task(key, stimulus, tags, dependents, dependencies, asked)
+        self.model.activate(task, lambda: self.now)
+
+    def task(
+        self,
+        key: str,
+        stimulus: str = "other",
+        tags: tuple[str, ...] = (),
+        dependents: tuple[str, ...] = (),
+        dependencies: tuple[str, ...] = (),
+        asked: bool = False,
+    ) -> Activated:
+        prefix, group, run_id = key.split("-")[0], key.rsplit("-", 1)[0], self._runs.get(key)
+        return Activated(key, stimulus, prefix, group, (tags, tags), dependents, dependencies, run_id, asked)
+
+    def block(self, key: str) -> None:
+        """Another task that this one needs has failed."""
+        self.model.deactivate(key, "waiting", "released", lambda: self.now)
+        self.model.block(self.task(key), lambda: self.now)
 
     def dispatch(self, key: str, address: str = W1) -> parents.Handed | None:
         self._runs[key] = next(self._run_ids)
         packed = self.model.dispatch(key, self._runs[key], address, self.now, peers=False)
         return parents.unpack(packed)
 
-    def end(self, key: str, finish: str = "memory", told: bool = False) -> None:
-        """The task's attempt ends; ``told`` says that its worker will tell."""
+    def end(self, key: str, finish: str = "memory", ran: bool = True) -> None:
+        """The task's dispatch ends; ``ran`` says that it came to an attempt for sure."""
         group, flight = self.model.deactivate(key, "processing", finish, lambda: self.now)
         assert group is not None
         assert flight is not None
-        self.model.ended(key, group, flight, finish, told)
+        self.model.ended(key, group, flight, finish, ran)
+
+    def tell(self, handed: parents.Handed | None, outcome: str = "", **counts: int) -> bool:
+        """A worker's sums come: an attempt of one second with this outcome, if one is given."""
+        assert handed is not None
+        sums = Sums()
+        if outcome:
+            sums.add(outcome, 1.0, ())
+        for name, n in counts.items():
+            setattr(sums, name, n)
+        return self.model.add(handed.parent.group_id, sums.to_wire())
 
     def run(self, key: str, address: str = W1) -> None:
         self.dispatch(key, address)
@@ -91,7 +119,7 @@ class Scheduler:
             self.now - 1,
             self.now,
             assumed=False,
-            error_type=names.WORKER_LOST,
+            failed=finish == "erred",
             worker=(flight.address, "w"),
         )
 
@@ -187,6 +215,7 @@ def test_keys_that_are_there_already_make_a_computation_without_tasks(scheduler:
 
 
 def test_a_task_that_waits_again_in_the_same_tick_settles_nothing(scheduler: Scheduler) -> None:
+    scheduler.model.tellers = {W1}
     scheduler.submit("inc-1")
     scheduler.dispatch("inc-1")
     scheduler.end("inc-1", "released")
@@ -198,6 +227,8 @@ def test_a_task_that_waits_again_in_the_same_tick_settles_nothing(scheduler: Sch
     assert handed.attempt == 2
     assert handed.previous != b""
     scheduler.end("inc-1")
+    scheduler.tell(handed, names.FAILED)
+    scheduler.tell(handed, names.SUCCESS)
     scheduler.tick()
     assert scheduler.attributes(names.COMPUTATION)[names.COMPUTATION_TASKS] == 1
 
@@ -227,7 +258,6 @@ def test_a_result_computed_again_belongs_to_who_needs_it_and_says_why(scheduler:
     scheduler.submit("inc-1", "add-1")
     scheduler.run("inc-1")
     scheduler.tick()
-    scheduler.model.forget_result("inc-1")
     scheduler.activate("inc-1", dependents=("add-1",))
     handed = scheduler.dispatch("inc-1", W2)
     assert handed is not None
@@ -251,9 +281,10 @@ def test_a_result_computed_again_for_nobody_is_a_computation_linked_to_the_old(s
 
 
 def test_a_group_waits_for_its_workers_sums(scheduler: Scheduler) -> None:
+    scheduler.model.tellers = {W1}
     scheduler.submit("inc-1")
     handed = scheduler.dispatch("inc-1")
-    scheduler.end("inc-1", told=True)
+    scheduler.end("inc-1")
     assert scheduler.tick()
     assert scheduler.computations == []
     sums = Sums()
@@ -269,9 +300,10 @@ def test_a_group_waits_for_its_workers_sums(scheduler: Scheduler) -> None:
 
 
 def test_a_group_whose_sums_never_come_says_so_after_a_while(scheduler: Scheduler) -> None:
+    scheduler.model.tellers = {W1}
     scheduler.submit("inc-1")
     scheduler.dispatch("inc-1")
-    scheduler.end("inc-1", told=True)
+    scheduler.end("inc-1")
     assert scheduler.tick()
     assert not scheduler.tick(PATIENCE)
     assert scheduler.attributes("inc group")[names.GROUP_INCOMPLETE] is True
@@ -282,7 +314,8 @@ def test_a_task_that_never_ran_since_another_failed_is_counted_apart(scheduler: 
     scheduler.submit("bad-1", "add-1")
     scheduler.dispatch("bad-1")
     scheduler.end("bad-1", "erred")
-    scheduler.model.deactivate("add-1", "waiting", "erred", lambda: scheduler.now)
+    scheduler.block("add-1")
+    scheduler.model.block(scheduler.task("add-1"), lambda: scheduler.now)
     scheduler.tick()
     assert scheduler.attributes("add group")[names.GROUP_UPSTREAM_FAILED] == 1
     computation = scheduler.span(names.COMPUTATION)
@@ -290,6 +323,178 @@ def test_a_task_that_never_ran_since_another_failed_is_counted_apart(scheduler: 
         ERROR,
         names.FAILED,
     )
+
+
+def test_a_task_that_comes_when_what_it_needs_has_failed_is_counted_too(scheduler: Scheduler) -> None:
+    graph = scheduler.model.receive("graph", "alice", CLIENT_SPAN, names.OP_COMPUTE, scheduler.now)
+    scheduler.model.create("graph")
+    scheduler.model.block(scheduler.task("add-1", "graph"), lambda: scheduler.now)
+    scheduler.model.finish(graph, scheduler.now)
+    scheduler.tick()
+    assert scheduler.outline() == dedent("""\
+        (parent not received)
+          dask.computation [error]
+            add group""")
+    assert scheduler.attributes("add group")[names.GROUP_UPSTREAM_FAILED] == 1
+    told = scheduler.attributes(names.COMPUTATION)
+    assert (told[names.COMPUTATION_STATE], told[names.COMPUTATION_TASKS]) == (names.FAILED, 1)
+    assert_empty(scheduler.model)
+
+
+def test_results_that_are_lost_together_are_computed_again_in_one_computation(scheduler: Scheduler) -> None:
+    scheduler.submit("inc-1", "inc-2", "add-1")
+    for key in ("inc-1", "inc-2", "add-1"):
+        scheduler.run(key)
+    scheduler.tick()
+    for key in ("inc-1", "inc-2", "add-1"):
+        scheduler.activate(key, stimulus="remove-worker")
+    for key in ("inc-1", "inc-2", "add-1"):
+        scheduler.run(key)
+    scheduler.tick()
+    old, new = scheduler.computations
+    assert dict(new.attributes)[names.COMPUTATION_TASKS] == 3
+    assert dict(new.attributes)[names.CLIENT_ID] == "alice"
+    assert [link.span_id for link in new.links] == [old.span_id]
+
+
+def test_a_result_computed_again_links_to_the_run_that_gave_it_not_to_a_namesakes(
+    scheduler: Scheduler,
+) -> None:
+    for n in range(3):
+        scheduler.submit(f"inc-{n}", stimulus=f"graph-{n}", carried=None)
+        scheduler.run(f"inc-{n}")
+        scheduler.tick()
+    scheduler.activate("inc-1", stimulus="remove-worker")
+    handed = scheduler.dispatch("inc-1", W2)
+    assert handed is not None
+    middle = scheduler.computations[1]
+    span_id = parents.attempt_span_id(middle.span_id, 2)
+    assert (handed.attempt, handed.previous) == (2, middle.trace_id + span_id)
+    assert parents.link_to(handed.parent, handed.previous)[0][:2] == (middle.trace_id, span_id)
+
+
+def test_a_result_computed_again_while_its_computation_goes_on_stays_there(scheduler: Scheduler) -> None:
+    scheduler.submit("inc-1", "add-1")
+    scheduler.run("inc-1")
+    scheduler.tick()
+    scheduler.activate("inc-1", stimulus="remove-worker")
+    scheduler.run("inc-1", W2)
+    scheduler.run("add-1")
+    scheduler.tick()
+    assert scheduler.attributes(names.COMPUTATION)[names.COMPUTATION_TASKS] == 2
+
+
+def test_a_result_computed_again_is_not_sent_where_its_computation_was_not(scheduler: Scheduler) -> None:
+    scheduler.submit("inc-1", carried=CLIENT_SPAN._replace(flags=0))
+    scheduler.run("inc-1")
+    scheduler.tick()
+    scheduler.activate("inc-1")
+    scheduler.run("inc-1")
+    scheduler.tick()
+    assert scheduler.emitted == []
+
+
+def test_a_task_that_a_client_has_tried_again_counts_on_from_the_attempt_that_failed(
+    scheduler: Scheduler,
+) -> None:
+    scheduler.model.tellers = {W1}
+    scheduler.submit("bad-1", "add-1")
+    for attempt in (1, 2):
+        handed = scheduler.dispatch("bad-1")
+        assert handed is not None
+        assert handed.attempt == attempt
+        scheduler.end("bad-1", "released" if attempt == 1 else "erred")
+        scheduler.tell(handed, names.FAILED)
+        if attempt == 1:
+            scheduler.activate("bad-1")
+    scheduler.block("add-1")
+    scheduler.tick()
+    (failed,) = scheduler.computations
+    scheduler.activate("bad-1", stimulus="retry", asked=True)
+    scheduler.activate("add-1", stimulus="retry", dependencies=("bad-1",), asked=True)
+    again = scheduler.dispatch("bad-1")
+    assert again is not None
+    last = parents.attempt_span_id(failed.span_id, 2)
+    assert (again.attempt, again.previous, again.cause) == (3, failed.trace_id + last, "")
+    scheduler.end("bad-1")
+    scheduler.tell(again, names.SUCCESS)
+    above = scheduler.dispatch("add-1")
+    scheduler.end("add-1")
+    scheduler.tell(above, names.SUCCESS)
+    scheduler.tick()
+    _, new = scheduler.computations
+    told = dict(new.attributes)
+    assert (told[names.COMPUTATION_STATE], told[names.COMPUTATION_TASKS]) == (names.FINISHED, 2)
+    assert [link.span_id for link in new.links] == [failed.span_id]
+    assert_empty(scheduler.model)
+
+
+def test_a_dispatch_that_came_to_nothing_is_answered_too(scheduler: Scheduler) -> None:
+    scheduler.model.tellers = {W1}
+    scheduler.submit("inc-1", "inc-2")
+    handed = scheduler.dispatch("inc-1")
+    scheduler.dispatch("inc-2")
+    scheduler.dispatch("inc-2", W2)  # Stolen.
+    scheduler.end("inc-1", "released", ran=False)  # Cancelled in the queue.
+    scheduler.end("inc-2")
+    assert scheduler.tick()
+    scheduler.tell(handed, unstarted=1)
+    assert scheduler.tick()
+    scheduler.tell(handed, unstarted=1)
+    assert not scheduler.tick()
+    told = scheduler.attributes("inc group")
+    assert names.GROUP_INCOMPLETE not in told
+    assert told[names.GROUP_OUTCOMES + names.SUCCESS] == 1
+    assert scheduler.attributes(names.COMPUTATION)[names.COMPUTATION_STATE] == names.CANCELLED
+    assert_empty(scheduler.model)
+
+
+def test_a_cancelled_run_that_goes_on_is_counted_though_its_time_is_not_known(scheduler: Scheduler) -> None:
+    scheduler.model.tellers = {W1}
+    scheduler.submit("inc-1")
+    handed = scheduler.dispatch("inc-1")
+    scheduler.end("inc-1", "released", ran=False)
+    scheduler.tell(handed, going=1)
+    assert scheduler.tick()
+    assert not scheduler.tick(PATIENCE)
+    told = scheduler.attributes("inc group")
+    assert told[names.GROUP_OUTCOMES + names.CANCELLED] == 1
+    assert told[names.GROUP_INCOMPLETE] is True
+
+
+def test_a_task_that_failed_with_its_workers_leaves_nothing_behind(scheduler: Scheduler) -> None:
+    scheduler.submit("bad-1")
+    scheduler.dispatch("bad-1")
+    scheduler.now += 2
+    scheduler.lose("bad-1")
+    scheduler.activate("bad-1")
+    scheduler.dispatch("bad-1", W2)
+    scheduler.now += 2
+    scheduler.lose("bad-1", "erred")
+    scheduler.tick()
+    first, second = (s for s in scheduler.emitted if s.name == "bad")
+    assert [dict(s.attributes)[names.ERROR_TYPE] for s in (first, second)] == [
+        names.WORKER_LOST,
+        names.KILLED_WORKER,
+    ]
+    assert [link.span_id for link in second.links] == [first.span_id]
+    told = scheduler.attributes("bad group")
+    assert (told[names.GROUP_OUTCOMES + names.LOST], told[names.DURATION + "sum"]) == (2, 2.0)
+    assert names.RESULT_SIZE not in told
+    assert_empty(scheduler.model)
+
+
+def test_a_retried_task_that_is_cancelled_leaves_nothing_behind(scheduler: Scheduler) -> None:
+    scheduler.submit("inc-1")
+    scheduler.dispatch("inc-1")
+    scheduler.end("inc-1", "released")
+    scheduler.activate("inc-1")
+    scheduler.tick()
+    scheduler.dispatch("inc-1")
+    scheduler.end("inc-1", "released", ran=False)
+    scheduler.tick()
+    assert len(scheduler.computations) == 1
+    assert_empty(scheduler.model)
 
 
 @pytest.mark.parametrize("detail", [parents.OFF, parents.ACTIVITY])
@@ -338,12 +543,12 @@ def many(scheduler: Scheduler, each: Callable[[int], None]) -> None:
 
 def test_what_is_told_is_forgotten(scheduler: Scheduler) -> None:
     def one(n: int) -> None:
-        scheduler.submit(f"p{n}-1", f"p{n}-2", stimulus=f"graph-{n}", carried=None)
-        scheduler.dispatch(f"p{n}-1")
-        scheduler.end(f"p{n}-1", "released")
-        scheduler.activate(f"p{n}-1")
-        scheduler.run(f"p{n}-1")
-        scheduler.run(f"p{n}-2")
+        scheduler.submit(f"p-{n}-1", f"p-{n}-2", stimulus=f"graph-{n}", carried=None)
+        scheduler.dispatch(f"p-{n}-1")
+        scheduler.end(f"p-{n}-1", "released")
+        scheduler.activate(f"p-{n}-1")
+        scheduler.run(f"p-{n}-1")
+        scheduler.run(f"p-{n}-2")
         scheduler.tick()
 
     many(scheduler, one)
@@ -353,7 +558,7 @@ def test_what_is_told_is_forgotten(scheduler: Scheduler) -> None:
 def assert_empty(model: Computations) -> None:
     """Nothing is held but the bounded history, and the last graph that was created."""
     for name, held in vars(model).items():
-        if name == "_history":
+        if name in ("_history", "_last"):
             assert len(held) <= MAX_HISTORY
-        elif isinstance(held, (dict, set, list)):
+        elif isinstance(held, (dict, set, list)) and name != "tellers":
             assert not held, name
