@@ -85,7 +85,8 @@ class Attempt(NamedTuple):
     """One attempt that ended, as its worker saw it.
 
     ``start`` and ``end`` are seconds since the epoch, ``moments`` are once ``shift`` is added to
-    them. ``amounts`` are what Dask's digests got, ``posts`` what the metering contexts posted.
+    them. ``amounts`` are what Dask's digests got, ``posts`` what the metering contexts posted, ``depths`` how
+    many such contexts were open around each post.
     ``offset`` is the worker's clock minus the scheduler's (s).
     """
 
@@ -112,6 +113,7 @@ class Attempt(NamedTuple):
     offset: float = 0.0
     failure: Failure | None = None
     written: Written | None = None
+    depths: Sequence[int] = ()
 
     @property
     def weight(self) -> int:
@@ -124,10 +126,14 @@ class Attempt(NamedTuple):
         """The task's span, then one for each metering context."""
         yield _task_span(self)
         if self.origin.parent.detail >= ACTIVITY:
-            shift = self.shift
-            intervals = nest(self.posts, [moment + shift for moment in self.moments], self.compute)
-            clamp(intervals, self.start, self.end)
-            yield from _activity_spans(self, intervals, self.span_id, [0])
+            yield from _activity_spans(self, self.intervals(), self.span_id, [0])
+
+    def intervals(self) -> list[Interval]:
+        """Its metering contexts, the outermost of them."""
+        shift = self.shift
+        intervals = nest(self.posts, [moment + shift for moment in self.moments], self.depths, self.compute)
+        clamp(intervals, self.start, self.end)
+        return intervals
 
 
 def _task_span(attempt: Attempt) -> Span:

@@ -76,7 +76,7 @@ class Computations:
     def __init__(
         self,
         *,
-        emit: Callable[[Span], None],
+        emit: Callable[[Span], object],
         new_trace_id: Callable[[], bytes],
         new_span_id: Callable[[], bytes],
         sample: Callable[[bytes, int], Decision],

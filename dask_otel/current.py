@@ -15,14 +15,22 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from opentelemetry.context import Context
-from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, Status, StatusCode, TraceFlags, TraceState
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    Status,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+)
 from opentelemetry.trace.propagation import _SPAN_KEY
 from opentelemetry.util import types
 
 from dask_otel import names
 from dask_otel.attempts import Failure, Written
-from dask_otel.parents import TASK, Parent
 from dask_otel.carried import Carried
+from dask_otel.parents import TASK, Parent
 from dask_otel.propagation import to_context
 from dask_otel.records import IS_REMOTE, IS_REMOTE_KNOWN, Attributes, Event, Link
 

@@ -1,8 +1,9 @@
 """From amounts to intervals: what was metered inside what, and when.
 
 Dask's metering contexts say, when they end, how long they lasted *without* what was metered inside them. So the
-end of each is known, and its begin is its end minus its amount minus all that ended inside it: the contexts that
-ended since then are its children.
+end of each is known, and its begin is its end minus its amount minus all that ended inside it. What ended inside it is
+what came before it and deeper: how many contexts were open around each is known too. Times cannot tell, since a thread
+may have to wait between the end of its context and the moment in which that is noted.
 
 Rules
 -----
@@ -18,8 +19,6 @@ from collections.abc import Hashable, Sequence
 from dask_otel.names import ACTIVITY_COMPUTE
 
 _THREAD_CPU, _THREAD_NONCPU = "thread-cpu", "thread-noncpu"
-#: Clocks of two kinds are compared here: a moment may be off by this much (s).
-_TOLERANCE = 2e-6
 
 
 def text(label: Hashable) -> str:
@@ -36,14 +35,18 @@ def text(label: Hashable) -> str:
 
 
 class Interval:
-    """One metering context: label, begin and end (s), bytes and count metered under the same label."""
+    """One metering context: label, begin and end (s), bytes and count metered under the same label.
 
-    __slots__ = ("children", "count", "cpu", "end", "label", "noncpu", "size", "start")
+    ``depth`` is the number of contexts that were open around it.
+    """
 
-    def __init__(self, label: str, start: float, end: float) -> None:
+    __slots__ = ("children", "count", "cpu", "depth", "end", "label", "noncpu", "size", "start")
+
+    def __init__(self, label: str, start: float, end: float, depth: int) -> None:
         self.label = label
         self.start = start
         self.end = end
+        self.depth = depth
         self.children: list[Interval] = []
         self.size: float | None = None
         self.count: float | None = None
@@ -58,6 +61,7 @@ class Interval:
 def nest(
     posts: Sequence[tuple[Hashable, float, str]],
     moments: Sequence[float],
+    depths: Sequence[int],
     compute: float | None = None,
 ) -> list[Interval]:
     """The outermost intervals, in the order of their ends.
@@ -68,6 +72,8 @@ def nest(
         ``(label, amount, unit)`` as the metering contexts posted them.
     moments:
         When each was posted (s).
+    depths:
+        How many metering contexts were open around each.
     compute:
         How long (s) the task's function took, where Dask tells it: its two amounts may be cut at zero.
 
@@ -76,39 +82,42 @@ def nest(
     A user's own context of 2 s within a task function of 10 s:
 
     >>> nest([("mine", 2.0, "seconds"), ("thread-cpu", 5.0, "seconds"), ("thread-noncpu", 3.0, "seconds")],
-    ...      [4.0, 11.0, 11.0])
+    ...      [4.0, 11.0, 11.0], [2, 1, 0])
     [compute[1, 11, [mine[2, 4]]]]
     """
     open_: list[Interval] = []
     cpu: float | None = None
     pending: dict[str, list[tuple[float, str]]] = {}
-    for (label, value, unit), moment in zip(posts, moments):
+    for (label, value, unit), moment, depth in zip(posts, moments, depths):
         name = text(label)
         if unit != "seconds":
             _attach(open_, name, value, unit, pending)
         elif name == _THREAD_CPU:
             cpu = value
         elif name == _THREAD_NONCPU:
-            interval = _close(open_, ACTIVITY_COMPUTE, value + (cpu or 0.0), moment, compute)
+            interval = _close(open_, ACTIVITY_COMPUTE, value + (cpu or 0.0), moment, depth, compute)
             interval.cpu, interval.noncpu = cpu, value
             cpu = None
         else:
-            interval = _close(open_, name, value, moment, None)
+            interval = _close(open_, name, value, moment, depth, None)
             for amount, its_unit in pending.pop(name, ()):
                 _add(interval, amount, its_unit)
     return open_
 
 
-def _close(open_: list[Interval], label: str, amount: float, end: float, exact: float | None) -> Interval:
-    start = end - (amount if exact is None else exact)
+def _close(
+    open_: list[Interval], label: str, amount: float, end: float, depth: int, exact: float | None
+) -> Interval:
     children: list[Interval] = []
-    while open_ and open_[-1].end > start + _TOLERANCE:
-        child = open_.pop()
-        children.append(child)
-        if exact is None:
-            start -= child.end - child.start
+    while open_ and open_[-1].depth > depth:
+        children.append(open_.pop())
     children.reverse()
-    interval = Interval(label, start, end)
+    length = sum([child.end - child.start for child in children], amount) if exact is None else exact
+    start = end - length
+    if children and children[0].start < start:  # Its end was noted late.
+        start = children[0].start
+        end = max(start + length, children[-1].end)
+    interval = Interval(label, start, end, depth)
     for child in children:
         _clamp(child, start, end)
     interval.children = children

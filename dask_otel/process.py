@@ -377,3 +377,13 @@ def _span_limits(limits: Limits) -> SpanLimits:
 
 #: Flags of an id that we made: the random bit says that it can be sampled by.
 FLAGS = RANDOM
+
+
+def _after_fork() -> None:
+    """In a forked child: the thread that held the lock is not there to let go of it."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

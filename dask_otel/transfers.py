@@ -143,7 +143,14 @@ def get_data_span(
 
 
 def spill_span(
-    root: Parent, span_id: bytes, running: Sequence[Parent], start: float, end: float, size: int, count: int, offset: float
+    root: Parent,
+    span_id: bytes,
+    running: Sequence[Parent],
+    start: float,
+    end: float,
+    size: int,
+    count: int,
+    offset: float,
 ) -> Span:
     """An episode of the memory monitor's spilling, linked to the computations whose tasks ran meanwhile."""
     computations = {(p.trace_id, p.computation_id): p for p in running}

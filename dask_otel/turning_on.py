@@ -187,7 +187,9 @@ async def _enable(client: Any) -> None:
     telemetry = instrument_client(client)
     missing = []
     try:
-        await client._register_scheduler_plugin(SchedulerOtel(telemetry.settings, by_client=True), BY_CLIENT, True)
+        await client._register_scheduler_plugin(
+            SchedulerOtel(telemetry.settings, by_client=True), BY_CLIENT, True
+        )
     except Exception as fault:
         telemetry.ask_scheduler = False  # It is told here.
         missing.append(f"the scheduler ({_shown(fault)})")

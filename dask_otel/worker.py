@@ -250,6 +250,7 @@ class WorkerTelemetry:
             self.seam.clock_offset(),
             _failure(ended, span),
             span.end_task(),
+            bytes(posts.depths),
         )
 
     def flush_sums(self) -> None:

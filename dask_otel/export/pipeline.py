@@ -186,6 +186,7 @@ class Pipeline:
         """In a forked child: the thread is not there, and a lock may be held by one that is not either."""
         self._line.size, self._line.wake_at = -1, NEVER
         self._line.wake = _nothing
+        self._line.entries = deque()
         self._line.dropped = Tally()
         self._final = Counts()
         self._changing = Lock()

@@ -23,7 +23,7 @@ from dask_otel.attempts import (
     amount_key,
 )
 from dask_otel.export.shape import Record, Shape
-from dask_otel.intervals import Interval, clamp, nest
+from dask_otel.intervals import Interval
 from dask_otel.parents import ACTIVITY
 from dask_otel.records import CONSUMER, INTERNAL, IS_REMOTE, IS_REMOTE_KNOWN
 
@@ -125,11 +125,8 @@ def _spans(attempt: Attempt, shape: Shape) -> Iterator[Record]:
         *[value for _, value, _ in attempt.amounts],
     )
     if parent.detail >= ACTIVITY:
-        shift = attempt.shift
-        intervals = nest(attempt.posts, [moment + shift for moment in attempt.moments], attempt.compute)
-        clamp(intervals, attempt.start, attempt.end)
         activities: list[Record] = []
-        _activities(attempt, intervals, attempt.span_id, activities)
+        _activities(attempt, attempt.intervals(), attempt.span_id, activities)
         yield from activities
 
 

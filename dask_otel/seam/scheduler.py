@@ -72,6 +72,8 @@ class SchedulerSeam:
         self._guard = guard
         self._wraps = Wraps()
         self._numbers = itertools.count()
+        #: The stimulus of the last graph.
+        self._graph = ""
         #: The task of whose dispatch before the last an error is being handled.
         self._stale: Hashable = None
         #: States of workers, also of those that are being removed: their last heartbeat is asked for then.
@@ -165,6 +167,7 @@ class SchedulerSeam:
 
     def graph_created(self, client: str, stimulus_id: str) -> None:
         """The plugin's ``update_graph``: the transitions that follow with this stimulus are the graph's."""
+        self._graph = stimulus_id
         computations = self._scheduler.computations
         self._listener.graph_created(stimulus_id, str(computations[-1].id) if computations else "", client)
 
@@ -188,11 +191,11 @@ class SchedulerSeam:
                 retried = finish == "released" and stimulus_id.startswith(_RETRIED) and key != self._stale
                 self._listener.task_deactivated(key, start, finish, retried)
                 if start == "waiting" and self._scheduler.tasks[key].exception_blame is not None:
-                    self._listener.task_blocked(_activated(self._scheduler.tasks[key], stimulus_id))
+                    self._listener.task_blocked(self._activated(key, stimulus_id))
         elif is_:
-            self._listener.task_activated(_activated(self._scheduler.tasks[key], stimulus_id))
+            self._listener.task_activated(self._activated(key, stimulus_id))
         elif start == "released" and finish == "erred":
-            self._listener.task_blocked(_activated(self._scheduler.tasks[key], stimulus_id))
+            self._listener.task_blocked(self._activated(key, stimulus_id))
 
     def _wrap_task_erred(self, original: Callable[..., None]) -> Callable[..., None]:
         """An error of a run that was cancelled makes the task, which was submitted again, run again: no retry."""
@@ -206,6 +209,26 @@ class SchedulerSeam:
                 self._stale = None
 
         return task_erred
+
+    def _activated(self, key: Hashable, stimulus_id: str) -> Activated:
+        ts = self._scheduler.tasks[key]
+        span = ts.annotations.get("span") if ts.annotations else None
+        tags: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+        if span is not None and span["name"] != _DEFAULT:
+            tags = (span["name"], span["ids"])
+        if stimulus_id == self._graph:  # Whose it is is known: the rest would cost more than all of this.
+            return Activated(key, stimulus_id, ts.prefix.name, ts.group.name, tags, (), (), None, False)
+        return Activated(
+            key,
+            stimulus_id,
+            ts.prefix.name,
+            ts.group.name,
+            tags,
+            (dependent.key for dependent in ts.dependents),
+            (dependency.key for dependency in ts.dependencies),
+            ts.run_id,
+            stimulus_id.startswith(_ASKED),
+        )
 
     def _wrap_task_to_msg(
         self, original: Callable[[TaskState], dict[str, Any]]
@@ -226,21 +249,3 @@ class SchedulerSeam:
 
 
 _DEFAULT = ("default",)
-
-
-def _activated(ts: TaskState, stimulus_id: str) -> Activated:
-    span = ts.annotations.get("span") if ts.annotations else None
-    tags: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-    if span is not None and span["name"] != _DEFAULT:
-        tags = (span["name"], span["ids"])
-    return Activated(
-        ts.key,
-        stimulus_id,
-        ts.prefix.name,
-        ts.group.name,
-        tags,
-        (dependent.key for dependent in ts.dependents),
-        (dependency.key for dependency in ts.dependencies),
-        ts.run_id,
-        stimulus_id.startswith(_ASKED),
-    )

@@ -56,7 +56,18 @@ _OUTCOMES = {
 class Transfer:
     """One request of this worker for data of another; moments are seconds since the epoch."""
 
-    __slots__ = ("end", "error_type", "fragment", "host", "keys", "listener", "outcome", "port", "size", "start")
+    __slots__ = (
+        "end",
+        "error_type",
+        "fragment",
+        "host",
+        "keys",
+        "listener",
+        "outcome",
+        "port",
+        "size",
+        "start",
+    )
 
     def __init__(self, address: str, keys: int, start: float) -> None:
         self.host, self.port = _host_port(address)
@@ -83,7 +94,9 @@ class Listener(Protocol):
     def sent(self, fragment: str, keys: int, size: int, start: float, end: float, outcome: str) -> None:
         """This worker answered a request that came with a fragment."""
 
-    def spilled(self, start: float, end: float, size: int, count: int, annotations: list[tuple[object, int]]) -> None:
+    def spilled(
+        self, start: float, end: float, size: int, count: int, annotations: list[tuple[object, int]]
+    ) -> None:
         """The memory monitor spilled ``count`` values; tasks that ran meanwhile by annotation and run id."""
 
 
@@ -114,7 +127,9 @@ class TransferSeam:
 
     # -- the receiving end --------------------------------------------------------------------------------------
     def _wrap_gather_dep(self, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def gather_dep(worker: str, to_gather: Collection[Hashable], total_nbytes: int, **kwargs: Any) -> Any:
+        async def gather_dep(
+            worker: str, to_gather: Collection[Hashable], total_nbytes: int, **kwargs: Any
+        ) -> Any:
             token = attach(_EMPTY)
             try:
                 fragment = self._begin(worker, to_gather)
@@ -136,10 +151,14 @@ class TransferSeam:
         start = time.time() - time.perf_counter() + ledger.start
         transfer = Transfer(address, len(keys), start)
         tasks = self._worker.state.tasks
-        dependents = {d.key: d for key in keys if key in tasks for d in tasks[key].dependents if d.state == "waiting"}
+        dependents = {
+            d.key: d for key in keys if key in tasks for d in tasks[key].dependents if d.state == "waiting"
+        }
         urgent = sorted(dependents.values(), key=lambda ts: ts.priority or ())
         waiting = (
-            (ts.annotations[ANNOTATION], ts.run_id) for ts in urgent if ts.annotations and ANNOTATION in ts.annotations
+            (ts.annotations[ANNOTATION], ts.run_id)
+            for ts in urgent
+            if ts.annotations and ANNOTATION in ts.annotations
         )
         fragment = self._listener.transfer_started(transfer, waiting, not dependents)
         if transfer.listener is not None:
@@ -178,7 +197,9 @@ class TransferSeam:
 
     # -- the sending end ----------------------------------------------------------------------------------------
     def _wrap_get_data(self, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def get_data(comm: Any, keys: Collection[Hashable], who: str | None = None, **kwargs: Any) -> Any:
+        async def get_data(
+            comm: Any, keys: Collection[Hashable], who: str | None = None, **kwargs: Any
+        ) -> Any:
             who, separator, fragment = who.partition(_SEPARATOR) if isinstance(who, str) else (who, "", "")
             if not separator:
                 return await original(comm, keys=keys, who=who, **kwargs)
@@ -197,7 +218,11 @@ class TransferSeam:
 
     def _size(self, keys: Collection[Hashable]) -> int:
         worker = self._worker
-        return sum(worker.state.tasks[key].nbytes or 0 for key in keys if key in worker.data and key in worker.state.tasks)
+        return sum(
+            worker.state.tasks[key].nbytes or 0
+            for key in keys
+            if key in worker.data and key in worker.state.tasks
+        )
 
     # -- spilling -----------------------------------------------------------------------------------------------
     def _wrap_spill(self, original: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
@@ -253,7 +278,9 @@ class _Gather:
         try:
             response = await request
             received = response.get("data", ())
-            transfer.outcome = names.BUSY if response["status"] == "busy" else names.SUCCESS if received else names.MISSING
+            transfer.outcome = (
+                names.BUSY if response["status"] == "busy" else names.SUCCESS if received else names.MISSING
+            )
             return response
         except asyncio.CancelledError:
             transfer.outcome = names.CANCELLED

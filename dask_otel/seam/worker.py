@@ -11,12 +11,14 @@ Rules
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dask.utils import key_split
-from distributed.metrics import context_meter
+from distributed.metrics import ContextMeter, context_meter
 from distributed.utils import key_split_group
 from distributed.worker_state_machine import ExecuteFailureEvent, ExecuteSuccessEvent, RescheduleEvent
 from opentelemetry.context import Context, attach, detach
@@ -40,17 +42,42 @@ _RUNNING = ("executing", "long-running")
 
 
 class Posts(list[tuple[Hashable, float, str]]):
-    """A ledger's metrics that remember when each was posted, and the run that they belong to."""
+    """A ledger's metrics that remember when each was posted and how deep, and the run that they belong to."""
 
-    __slots__ = ("moments", "run")
+    __slots__ = ("depths", "moments", "run")
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.moments: list[float] = []
+        self.depths = bytearray()
 
     def append(self, post: tuple[Hashable, float, str]) -> None:
         self.moments.append(time.perf_counter())
+        self.depths.append(_open_meters())
         list.append(self, post)
+
+
+#: The code of the callback by which an open metering context learns of those inside it.
+_METER = next(
+    (
+        code
+        for code in inspect.unwrap(ContextMeter.meter).__code__.co_consts
+        if getattr(code, "co_name", "") == "callback"
+    ),
+    None,
+)
+
+
+def _open_meters() -> int:
+    """How many metering contexts are open around what is posted now, at most 255.
+
+    Other callbacks are there too: a ledger's, those of spilling and of P2P.
+    """
+    n = 0
+    for callback in context_meter._callbacks.get().values():
+        if type(callback) is FunctionType and callback.__code__ is _METER:
+            n += 1
+    return n if n < 255 else 255
 
 
 class Run:
@@ -297,7 +324,9 @@ class WorkerSeam:
         if run.listener is not None:
             self._measure(run)
             self._runs[key] = run
-            if state.state == "cancelled":  # In the tick in which it was to start: its code runs nevertheless.
+            if (
+                state.state == "cancelled"
+            ):  # In the tick in which it was to start: its code runs nevertheless.
                 self._cancel(run)
         return context
 
@@ -315,6 +344,7 @@ class WorkerSeam:
         run.start = ledger.start + run.shift
         run.posts.extend(ledger.metrics)
         run.posts.moments.extend([ledger.start] * len(run.posts))
+        run.posts.depths.extend([_open_meters()] * len(run.posts))
         ledger.metrics = run.posts
 
     def _wrap_finalize(self, original: Callable[..., None]) -> Callable[..., None]:

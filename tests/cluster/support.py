@@ -10,14 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import dask_otel
 import pytest
+from distributed import Client, LocalCluster, Scheduler, Worker
+
+import dask_otel
 from dask_otel import names, process
 from dask_otel.receiver import Receiver
-from dask_otel.tree import Received, outline
 from dask_otel.scheduler import schedulers
+from dask_otel.tree import Received, outline
 from dask_otel.turning_on import _workers
-from distributed import Client, LocalCluster, Scheduler, Worker
 
 #: A deadline (s) that is only reached when something is broken.
 DEADLINE = 30
@@ -82,7 +83,9 @@ def tasks(spans: list[Received], prefix: str) -> list[Received]:
 
 
 @contextmanager
-def traced_cluster(receiver: Receiver, *, n_workers: int = 2, threads: int = 1, **kwargs: Any) -> Iterator[Traced]:
+def traced_cluster(
+    receiver: Receiver, *, n_workers: int = 2, threads: int = 1, **kwargs: Any
+) -> Iterator[Traced]:
     """A LocalCluster of processes under nannies, dask-otel enabled by its client."""
     kwargs = {"processes": True, "dashboard_address": ":0", "silence_logs": logging.CRITICAL, **kwargs}
     with (
@@ -100,7 +103,9 @@ class Once:
     Examples: ``client.submit(once, 3, retries=2)``.
     """
 
-    def __init__(self, folder: Path, times: int = 1, error: Callable[[], BaseException] = lambda: ValueError("boom")):
+    def __init__(
+        self, folder: Path, times: int = 1, error: Callable[[], BaseException] = lambda: ValueError("boom")
+    ):
         self.folder = str(folder)
         self.times = times
         self.error = error
@@ -188,5 +193,10 @@ def _open_on_worker(dask_worker: Worker) -> dict[str, str]:
     telemetry = _workers.telemetry(dask_worker)
     assert telemetry is not None
     seam = telemetry.seam
-    held = {"runs": seam._runs, "waiting": seam._waiting, "ready": seam._ready, "sums": telemetry._waiting_sums}
+    held = {
+        "runs": seam._runs,
+        "waiting": seam._waiting,
+        "ready": seam._ready,
+        "sums": telemetry._waiting_sums,
+    }
     return {name: repr(value) for name, value in held.items() if value}

@@ -45,17 +45,25 @@ def leave_and_return() -> tuple[float, float]:
     return before, after
 
 
-def with_worker_client(n: int) -> int:
+def inc_later(x: int, folder: Path) -> int:
+    wait_for(folder / "end")
+    return x + 1
+
+
+def submit_three(client: Client, folder: Path) -> int:
+    inner = [client.submit(inc_later, i, folder, key=f"inc-{i}") for i in range(3)]
+    return client.submit(add, *inner, key="total-1").result()  # type: ignore[no-any-return]
+
+
+def with_worker_client(folder: Path) -> int:
     with worker_client() as client:
-        inner = [client.submit(inc, i, key=f"inc-{i}") for i in range(n)]
-        return client.submit(add, *inner, key="total-1").result()
+        return submit_three(client, folder)
 
 
-def with_get_client(n: int) -> int:
+def with_get_client(folder: Path) -> int:
     client = get_client()
     secede()
-    inner = [client.submit(inc, i, key=f"inc-{i}") for i in range(n)]
-    result = client.submit(add, *inner, key="total-1").result()
+    result = submit_three(client, folder)
     rejoin()
     return result
 
@@ -337,10 +345,16 @@ def test_time_after_secession_is_told_apart(shared: Traced) -> None:
 
 
 @pytest.mark.parametrize("nested", ["with_worker_client", "with_get_client"])
-def test_what_a_task_submits_is_a_computation_below_its_span(shared: Traced, nested: str) -> None:
+def test_what_a_task_submits_is_a_computation_below_its_span(
+    shared: Traced, tmp_path: Path, nested: str
+) -> None:
     """14."""
     function = {"with_worker_client": with_worker_client, "with_get_client": with_get_client}[nested]
-    assert shared.client.submit(function, 3, key="outer-1").result() == 6
+    future = shared.client.submit(function, tmp_path, key="outer-1")
+    # One computation, since the last graph is there before the first task has ended.
+    until(lambda: "total-1" in shared.cluster.scheduler.tasks)  # type: ignore[union-attr]
+    (tmp_path / "end").touch()
+    assert future.result() == 6
     assert outlines(shared) == [
         computation(
             UPDATE,

@@ -8,22 +8,21 @@ from collections import Counter
 from collections.abc import Iterator
 from operator import neg
 from pathlib import Path
-from textwrap import dedent
 
 import dask
-import dask_otel
 import pytest
-from dask_otel import names, process
-from dask_otel.export.readable import from_readable
-from dask_otel.instrumentor import DaskInstrumentor
-from dask_otel.receiver import Receiver
-from dask_otel.tree import Received, outline
 from distributed import Client, LocalCluster
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+import dask_otel
+from dask_otel import names, process
+from dask_otel.export.readable import from_readable
+from dask_otel.instrumentor import DaskInstrumentor
+from dask_otel.receiver import Receiver
+from dask_otel.tree import Received, outline
 from tests.cluster.commands import NOTHING_SET, PRELOAD, ROOT, Commands, commands, until
 from tests.cluster.support import DEADLINE, attributes, named, without_transfers
 
@@ -110,7 +109,9 @@ def flushed(client: Client, receiver: Receiver, seen: int = 0) -> list[Received]
 # -- preload -------------------------------------------------------------------------------------------------------
 
 
-def test_whoever_is_told_to_preload_reports_once(started: Commands, receiver: Receiver, preloaded: None) -> None:
+def test_whoever_is_told_to_preload_reports_once(
+    started: Commands, receiver: Receiver, preloaded: None
+) -> None:
     """By the command line: workers below a nanny, which is told too, and without one."""
     started.scheduler(*PRELOAD)
     started.worker(*PRELOAD, "--preload-nanny", "dask_otel")
@@ -125,6 +126,7 @@ def test_whoever_is_told_to_preload_reports_once(started: Commands, receiver: Re
 
 APPLICATION = """\
 import sys
+import dask
 from distributed import Client, worker_client
 
 def inc(x):
@@ -132,7 +134,7 @@ def inc(x):
 
 def nest(x):
     with worker_client() as client:
-        return client.submit(inc, x, key="inc-1").result()
+        return client.compute(dask.delayed(inc)(x, dask_key_name="inc-1"), sync=True)
 
 if __name__ == "__main__":
     with Client(scheduler_file=sys.argv[1]) as client:
@@ -230,7 +232,9 @@ def test_enable_on_preloaded_servers_changes_nothing_and_disable_leaves_them_on(
         assert outline(flushed(client, receiver, seen)) == whole(1)
 
 
-def test_enable_tells_preloaded_servers_where_to_send_until_disable(started: Commands, receiver: Receiver) -> None:
+def test_enable_tells_preloaded_servers_where_to_send_until_disable(
+    started: Commands, receiver: Receiver
+) -> None:
     """Servers that are preloaded and were told nothing say so once, and take the client's word."""
     scheduler = started.scheduler(*PRELOAD, **NOTHING_SET)
     worker = started.worker(*PRELOAD, **NOTHING_SET)
@@ -370,7 +374,10 @@ def test_enable_harms_no_worker_that_lacks_the_package(
         "dask-otel is turned on for this cluster and cannot be loaded by this worker (ModuleNotFoundError: No module "
         "named 'dask_otel'): its tasks have no spans. Install it here, with the scheduler's version: pip install dask-otel."
     )
-    assert [[line.split(" - WARNING - ")[1] for line in c.said()] for c in lacking] == [[sentence] * 2, [sentence]]
+    assert [[line.split(" - WARNING - ")[1] for line in c.said()] for c in lacking] == [
+        [sentence] * 2,
+        [sentence],
+    ]
 
 
 def test_enable_harms_no_cluster_that_lacks_the_package(
@@ -435,7 +442,10 @@ def test_opentelemetry_instrument_turns_on_an_application_and_the_cluster_that_i
     assert {r.resource["service.name"] for r in spans} == {"shop"}
     instances = {r.span.name: r.resource["service.instance.id"] for r in shown}
     assert len(set(instances.values())) == 2
-    assert {name for name, instance in instances.items() if instance == instances["read"]} == {"read", "SELECT"}
+    assert {name for name, instance in instances.items() if instance == instances["read"]} == {
+        "read",
+        "SELECT",
+    }
 
 
 @pytest.fixture
@@ -454,7 +464,10 @@ def exported(provider: TracerProvider) -> InMemorySpanExporter:
 
 
 def test_instrument_turns_on_what_is_made_afterwards_and_uninstrument_all_of_it_off(
-    receiver: Receiver, provider: TracerProvider, exported: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
+    receiver: Receiver,
+    provider: TracerProvider,
+    exported: InMemorySpanExporter,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A second time either does nothing. The provider that it is given is this process's alone."""
     made = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": ":0", "preload": []}
@@ -465,10 +478,15 @@ def test_instrument_turns_on_what_is_made_afterwards_and_uninstrument_all_of_it_
             compute(client, 1)
             assert dask_otel.flush(client, DEADLINE)
             own = [from_readable(span) for span in exported.get_finished_spans()]
-            spans = told([Received(dict(r), (scope.name, ""), span) for r, scope, span in own] + receiver.spans())
+            spans = told(
+                [Received(dict(r), (scope.name, ""), span) for r, scope, span in own] + receiver.spans()
+            )
             assert outline(spans) == whole(1)
             assert {r.span.name for r in spans if r.resource["service.name"] == "shop"} == {
-                "dask.compute", "dask.computation", "neg group", *(line.strip() for line in UPDATE.splitlines())
+                "dask.compute",
+                "dask.computation",
+                "neg group",
+                *(line.strip() for line in UPDATE.splitlines()),
             }
             exported.clear()
             seen = len(receiver.spans())
@@ -477,7 +495,8 @@ def test_instrument_turns_on_what_is_made_afterwards_and_uninstrument_all_of_it_
             compute(client, 2)
             on_worker = client.run(lambda dask_worker: list(dask_worker.plugins))
             on_scheduler = client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.plugins))
-            assert [name for name in (*sum(on_worker.values(), []), *on_scheduler) if "otel" in name] == []
+            plugins = [*on_scheduler, *(name for names in on_worker.values() for name in names)]
+            assert [name for name in plugins if "otel" in name] == []
             assert dask_otel.flush(client, DEADLINE)
         with LocalCluster(**made, processes=False) as cluster, Client(cluster) as client:
             compute(client, 3)
@@ -512,7 +531,11 @@ def test_clients_that_are_there_are_instrumented_too_and_an_asynchronous_cluster
                     assert outline(told(receiver.spans()[seen:])) == whole(1)
                     seen = len(receiver.spans())
                     DaskInstrumentor().uninstrument()
-                    while any("otel" in name for server in (after.scheduler, after.workers[0]) for name in server.plugins):
+                    while any(
+                        "otel" in name
+                        for server in (after.scheduler, after.workers[0])
+                        for name in server.plugins
+                    ):
                         await asyncio.sleep(0.01)
                     assert await client.compute(dask.delayed(neg)(2, dask_key_name="neg-2")) == -2
                     assert await dask_otel.flush(client, DEADLINE)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import distributed
 from distributed.metrics import DelayedMetricsLedger, context_meter
 
+from dask_otel.seam.worker import _open_meters
 from tests.unit.drift_run import Seen
 
 SCHEDULER, WORKER, CLIENT = "seam/scheduler.py SchedulerSeam", "seam/worker.py WorkerSeam", "seam/client.py"
@@ -109,6 +110,14 @@ SIGNATURES = [
         f"{SCHEDULER}._wrap_update_graph",
         "distributed:Scheduler.update_graph",
         "{client, annotations, stimulus_id}",
+    ),
+    Signature(
+        f"{SCHEDULER}._wrap_task_erred",
+        "distributed:Scheduler.handle_task_erred",
+        "(self, key, stimulus_id, **msg)",
+    ),
+    Signature(
+        f"{SCHEDULER}._wrap_task_erred", "distributed:Scheduler.stimulus_task_erred", "{key, run_id, kwargs}"
     ),
     Signature(f"{SCHEDULER}.event", "distributed.broker:Broker.truncate", "(self, topic)"),
     Signature(f"{SCHEDULER}.install", "distributed:Scheduler.log_event", "(self, topic, msg)"),
@@ -263,6 +272,17 @@ def _ledger_appends_to_its_list() -> object:
     return posts == [("rows", 3, "count")] or f"{posts}"
 
 
+def _open_contexts_are_counted() -> object:
+    counted = []
+
+    def post(*post: object) -> None:
+        counted.append(_open_meters())
+
+    with context_meter.add_callback(post), context_meter.meter("outer"), context_meter.meter("inner"):
+        pass
+    return counted == [1, 0] or f"{counted}"
+
+
 def _ledger_starts_now() -> object:
     return abs(DelayedMetricsLedger().start - time.perf_counter()) < 60 or "another clock"
 
@@ -320,7 +340,7 @@ STATIC = [
                 "dependents",
                 "priority",
             ),
-            *("waiters", "who_wants"),
+            "exception_blame",
         ),
     ),
     Fact(
@@ -336,8 +356,13 @@ STATIC = [
         "these beginnings of stimuli",
         _says(
             "distributed.worker",
-            *('f"task-erred-', 'f"execute-unknown-error-', 'f"reschedule-', 'f"task-finished-'),
+            *('f"task-erred-', 'f"execute-unknown-error-', 'f"reschedule-'),
         ),
+    ),
+    Fact(
+        "seam/scheduler.py _ASKED",
+        "this beginning of a stimulus",
+        _says("distributed.scheduler", 'f"stimulus-retry-'),
     ),
     Fact(
         "seam/worker.py _CLOSING",
@@ -435,6 +460,11 @@ STATIC = [
     ),
     Fact(
         "seam/worker.py Posts", "a ledger to append posts to its list `metrics`", _ledger_appends_to_its_list
+    ),
+    Fact(
+        "seam/worker.py _open_meters",
+        "an open metering context to have a callback of its own, with code named `callback`",
+        _open_contexts_are_counted,
     ),
     Fact(f"{WORKER}._measure", "a ledger's `start` to be of time.perf_counter", _ledger_starts_now),
     Fact(

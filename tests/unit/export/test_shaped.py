@@ -55,6 +55,7 @@ def attempts(draw: st.DrawFn) -> Attempt:
         draw(st.sampled_from([0.0, 0.0, 0.5])),
         draw(st.none() | st.just(Failure("ValueError", "no", "trace"))),
         draw(st.none() | st.just(Written(attributes=(("rows", 3),)))),
+        draw(st.lists(st.integers(0, 3), min_size=len(posted), max_size=len(posted))),
     )
 
 
@@ -77,6 +78,6 @@ def test_the_spans_are_the_same_and_so_are_their_bytes_but_for_the_order_of_fiel
 def test_what_most_attempts_are_like_takes_the_cheap_way() -> None:
     amounts = [("thread-cpu", 0.1, "seconds"), ("thread-noncpu", 0.2, "seconds"), ("other", 0.1, "seconds")]
     attempt = ShapedAttempt(
-        PLACES[0], "inc-1", b"s" * 8, 1, b"", "", 1.7e9, 1.7e9 + 1, names.SUCCESS, amounts, amounts[:2], (1.0, 1.0)
+        PLACES[0], "inc-1", b"s" * 8, 1, b"", "", 1.7e9, 1.7e9 + 1, names.SUCCESS, amounts, amounts[:2], (1.0, 1.0), depths=(1, 0)
     )
     assert [type(record) for record in attempt.spans()] == [tuple, tuple]

@@ -1,0 +1,96 @@
+"""Who turned dask-otel on at a server: the first reports, the next takes over, settings are the first known ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from dask_otel import config
+from dask_otel.holders import Holders
+from dask_otel.settings import Settings
+
+NOT_SET, CLIENTS = Settings(), Settings(exporters=("otlp",))
+
+
+class Server:
+    """A server."""
+
+
+class Telemetry:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.used: list[Settings] = []
+
+    def use(self, settings: Settings) -> None:
+        self.settings = settings
+        self.used.append(settings)
+
+
+class Plugin:
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings
+        self.telemetry: Telemetry | None = None
+
+
+@pytest.fixture(autouse=True)
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The process was told nothing by its own environment."""
+    monkeypatch.setattr(config, "load", lambda: NOT_SET)
+    yield
+
+
+@pytest.fixture
+def holders() -> Holders[Telemetry]:
+    return Holders()
+
+
+def test_the_first_reports_and_the_second_changes_nothing(holders: Holders[Telemetry]) -> None:
+    server, first, second = Server(), Plugin(CLIENTS), Plugin(CLIENTS)
+    for plugin in (first, second, first):
+        holders.join(server, plugin, Telemetry)
+    assert holders.telemetry(server) is first.telemetry is not None
+    assert (second.telemetry, first.telemetry.used) == (None, [])
+
+
+def test_the_next_takes_over_from_the_first_and_the_last_gives_it_back(holders: Holders[Telemetry]) -> None:
+    server, first, second = Server(), Plugin(CLIENTS), Plugin(CLIENTS)
+    holders.join(server, first, Telemetry)
+    holders.join(server, second, Telemetry)
+    telemetry = first.telemetry
+    assert holders.leave(server, first) is None
+    assert (first.telemetry, second.telemetry, holders.telemetry(server)) == (None, telemetry, telemetry)
+    assert holders.leave(server, first) is None
+    assert holders.leave(server, second) is telemetry
+    assert (second.telemetry, holders.telemetry(server)) == (None, None)
+    assert holders.leave(server, second) is None
+
+
+def test_settings_that_come_with_a_plugin_are_used_while_it_stays(holders: Holders[Telemetry]) -> None:
+    server, preload, client = Server(), Plugin(), Plugin(CLIENTS)
+    holders.join(server, preload, Telemetry)
+    assert preload.telemetry is not None
+    assert preload.telemetry.settings == NOT_SET
+    holders.join(server, client, Telemetry)
+    holders.leave(server, client)
+    assert preload.telemetry.used == [CLIENTS, NOT_SET]
+
+
+def test_what_the_process_itself_was_told_comes_first(
+    holders: Holders[Telemetry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Settings(exporters=("console",))
+    monkeypatch.setattr(config, "load", lambda: own)
+    server, client = Server(), Plugin(CLIENTS)
+    holders.join(server, client, Telemetry)
+    assert client.telemetry is not None
+    assert client.telemetry.settings == own
+
+
+def test_servers_are_apart_and_forgotten_with_their_last_plugin(holders: Holders[Telemetry]) -> None:
+    one, other, plugins = Server(), Server(), [Plugin(), Plugin()]
+    for server, plugin in zip((one, other), plugins):
+        holders.join(server, plugin, Telemetry)
+    assert plugins[0].telemetry is not plugins[1].telemetry
+    holders.leave(one, plugins[0])
+    assert (holders.telemetry(one), holders.telemetry(other)) == (None, plugins[1].telemetry)
+    assert len(holders._plugins) == 1
