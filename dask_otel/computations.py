@@ -11,12 +11,12 @@ Rules
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 from typing import NamedTuple
 
 from dask_otel import names, rollup
 from dask_otel.carried import Carried, Decision
+from dask_otel.chains import Chains, Past
 from dask_otel.history import History, Runs
 from dask_otel.parents import OFF, Parent, attempt_span_id, pack
 from dask_otel.records import CLIENT, INTERNAL, PRODUCER, RANDOM, SAMPLED, Attributes, Link, Span
@@ -96,13 +96,12 @@ class Computations:
         self._limbo: dict[Hashable, Group] = {}
         self._blocked: set[Hashable] = set()
         self._flights: dict[Hashable, Flight] = {}
-        self._attempts: dict[Hashable, tuple[int, bytes, str]] = {}
+        self._chains = Chains(MAX_HISTORY)
         self._touched: set[Computation] = set()
         self._open: dict[bytes, Group] = {}
         self._rerun_stimulus = ""
         self._reruns: dict[bytes, Computation] = {}
         self._history = History(MAX_HISTORY)
-        self._last: OrderedDict[Hashable, tuple[int, int, bytes]] = OrderedDict()
         #: What is not told yet, by its span's id.
         self.unsettled: dict[bytes, Computation] = {}
         #: Addresses of the workers that tell of their attempts.
@@ -191,21 +190,17 @@ class Computations:
         key = task.key
         again = self._limbo.pop(key, None)
         current = self._current
-        known = again is not None
         if current is not None and current[0] == task.stimulus_id:
             computation = current[1]
-            known = known and again.computation is computation  # type: ignore[union-attr]
+            known = again is not None and again.computation is computation
         elif again is not None:
-            computation = again.computation
+            computation, known = again.computation, True
         else:
             computation, known = self._rerun(task, now)
-        place = again if known and again is not None and not again.told else None
-        if place is None:
-            place = self._group(computation, task, now)
-        if not known:
-            computation.tasks += 1
-        if again is not None and again.computation is not computation:
+        if again is not None and not known:
             self._give_up(key, again)
+        place = again if again is not None and known and not again.told else self._group(computation, task, now)
+        computation.tasks += not known
         self._active[key] = place
         place.pending += 1
         computation.pending += 1
@@ -257,13 +252,11 @@ class Computations:
     def _continue(self, task: Activated, run_id: int, old: Runs | None) -> None:
         """The next attempt of a task is not its first, whoever has it run."""
         cause = "" if task.asked else names.RECOMPUTED
-        last = self._last.get(task.key)
-        if last is not None and last[0] == run_id:
-            self._attempts[task.key] = (last[1], last[2], cause)
-        elif cause:
-            link = old.link if old is not None else None
-            previous = link.trace_id + attempt_span_id(link.span_id, run_id) if link is not None else b""
-            self._attempts[task.key] = (1, previous, cause)
+        if self._chains.resume(task.key, run_id, cause) or not cause:
+            return
+        link = old.link if old is not None else None
+        previous = link.trace_id + attempt_span_id(link.span_id, run_id) if link is not None else b""
+        self._chains.begin(task.key, Past(1, previous, cause))
 
     def _group(self, computation: Computation, task: Activated, now: Callable[[], float]) -> Group:
         tag_names, tag_ids = task.tags
@@ -321,7 +314,7 @@ class Computations:
             group = self._group(self._current[1], task, now)
             group.computation.tasks += 1
         self._blocked.add(task.key)
-        self._attempts.pop(task.key, None)
+        self._chains.forget(task.key)
         group.upstream_failed += 1
         group.computation.erred += 1
         self._touched.add(group.computation)
@@ -336,31 +329,19 @@ class Computations:
         if finish == "released":
             if ran:
                 self._attempted(key, group, flight, told)
-        elif told and (key in self._attempts or finish == "erred"):
-            self._attempted(key, group, flight, told)
-            self._remember(key, group, flight)
+        elif told and (finish == "erred" or key in self._chains):
+            self._attempted(key, group, flight)
+            self._chains.end(key, flight.run_id, group.computation.parent.trace_id)
         else:
-            self._attempts.pop(key, None)
+            self._chains.forget(key)
 
-    def _attempted(self, key: Hashable, group: Group, flight: Flight, told: bool) -> None:
-        count, _, cause = self._attempts.get(key, (0, b"", ""))
-        span_id = attempt_span_id(group.computation.span_id, flight.run_id) if told else b""
-        self._attempts[key] = (count + 1, span_id, cause)
-
-    def _remember(self, key: Hashable, group: Group, flight: Flight) -> None:
-        """The last attempt for now, of a task that a client may have tried again or that is not at its first."""
-        count, previous, _ = self._attempts.pop(key)
-        if len(previous) == 8:
-            previous = group.computation.parent.trace_id + previous
-        self._last[key] = (flight.run_id, count, previous)
-        self._last.move_to_end(key)
-        if len(self._last) > MAX_HISTORY:
-            self._last.popitem(last=False)
+    def _attempted(self, key: Hashable, group: Group, flight: Flight, told: bool = True) -> None:
+        self._chains.attempted(key, attempt_span_id(group.computation.span_id, flight.run_id) if told else b"")
 
     def _give_up(self, key: Hashable, group: Group) -> None:
         """A task was released before it had a result, and is not needed any more."""
         group.computation.cancelled += 1
-        self._attempts.pop(key, None)
+        self._chains.forget(key)
 
     # -- attempts ---------------------------------------------------------------------------------------------
     def dispatch(self, key: Hashable, run_id: int, address: str, now: float, peers: bool) -> bytes | list[object] | None:
@@ -379,12 +360,13 @@ class Computations:
         group.runs.last = run_id
         if computation.detail == OFF:
             return computation.packed
-        if key in self._attempts:
-            count, previous, cause = self._attempts[key]
-            if previous[:-8] == computation.parent.trace_id:
-                previous = previous[-8:]
-            return pack(group.parent(peers), count + 1, previous, cause)
-        return group.packed(peers)
+        past = self._chains.past(key)
+        if past is None:
+            return group.packed(peers)
+        attempts, previous, cause = past
+        if previous[:-8] == computation.parent.trace_id:
+            previous = previous[-8:]
+        return pack(group.parent(peers), attempts + 1, previous, cause)
 
     def flights(self, address: str) -> Iterator[tuple[Hashable, Flight]]:
         """What is at a worker: keys and their dispatches."""
@@ -404,26 +386,24 @@ class Computations:
     ) -> None:
         """The attempt of ``flight`` ended with its worker ``(address, name)``, and the task with it if it ``failed``."""
         error_type = names.KILLED_WORKER if failed else names.WORKER_LOST
-        count, previous, cause = self._attempts.get(key, (0, b"", ""))
+        past = self._chains.past(key) or Past()
         # What nobody else can tell is answered here.
         group.expected += 1
         group.sums.add(names.LOST, max(0.0, now - start), ())
-        self._attempted(key, group, flight, told=True)
+        self._attempted(key, group, flight)
         if group.computation.detail > OFF:
             group.sums.emitted += 1
-            span_id = self._attempts[key][1]
+            span_id = attempt_span_id(group.computation.span_id, flight.run_id)
             self._emit(
-                rollup.lost_span(
-                    group, str(key), span_id, count + 1, previous, cause, start, now, assumed, error_type, worker
-                )
+                rollup.lost_span(group, str(key), span_id, past, start, now, assumed, error_type, worker)
             )
         if failed:
-            self._remember(key, group, flight)
+            self._chains.end(key, flight.run_id, group.computation.parent.trace_id)
 
     def lost_unstarted(self, key: Hashable, group: Group, flight: Flight, failed: bool) -> None:
         """The dispatch ``flight`` ended with its worker before it began, and the task with it if it ``failed``."""
-        if failed and key in self._attempts:
-            self._remember(key, group, flight)
+        if failed and key in self._chains:
+            self._chains.end(key, flight.run_id, group.computation.parent.trace_id)
 
     def add(self, span_id: bytes, wire: list[object]) -> bool:
         """Sums of a group have come from a worker; ``False`` if it was told already."""
@@ -506,8 +486,7 @@ class Computations:
         self._active.clear()
         self._limbo.clear()
         self._flights.clear()
-        self._attempts.clear()
-        self._last.clear()
+        self._chains.clear()
         self._joinable.clear()
         self._current = None
         for computation in list(self.unsettled.values()):

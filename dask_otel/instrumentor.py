@@ -37,13 +37,13 @@ class DaskInstrumentor(BaseInstrumentor):  # type: ignore[misc, unused-ignore]
         self._preloads = Preloads(turning_on.dask_setup, turning_on.dask_teardown)
         self._preloads.install()
         for client in client_seam.running():
-            if not client_seam.of_worker(client):
-                turning_on.instrument_client(client, BY_PRELOAD)
+            if not client_seam.of_worker(client) and turning_on.instrument_client(client, BY_PRELOAD):
+                self._preloads.clients.add(client)
 
     def _uninstrument(self, **kwargs: Any) -> None:
-        for client in client_seam.running():
-            turning_on.forget_client(client, BY_PRELOAD)
         if self._preloads is not None:
+            for client in list(self._preloads.clients):
+                turning_on.forget_client(client, BY_PRELOAD)
             self._preloads.uninstall(turning_on.undo_setup, BY_PRELOAD)
             self._preloads = None
         process.use_provider(None)

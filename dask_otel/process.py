@@ -19,18 +19,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace import Span as SdkSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from dask_otel import config, names, resource, sampling
 from dask_otel.carried import Decision
 from dask_otel.export.pipeline import CLOSE_TIMEOUT, Pipeline
 from dask_otel.export.queue import Emitter
-from dask_otel.export.readable import from_readable
-from dask_otel.records import RANDOM, Scope, Span, Value
+from dask_otel.export.readable import from_readable, from_scope
+from dask_otel.records import RANDOM, Attributes, Scope, Span, Value
 from dask_otel.settings import Limits, Settings
 from dask_otel.version import __version__
 
@@ -195,18 +197,40 @@ def deliver_at_sigterm() -> None:
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         return
-    pid = os.getpid()
 
     def deliver(number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
-        if os.getpid() == pid:  # Not a child that a task has forked.
-            # In a thread, since the signal may have found this one with a lock of ours.
-            closing = threading.Thread(target=close, args=(CLOSE_TIMEOUT,), daemon=True)
-            closing.start()
-            closing.join(CLOSE_TIMEOUT + _HURRY)
+        # In a thread, since the signal may have found this one with a lock of ours.
+        closing = threading.Thread(target=close, args=(CLOSE_TIMEOUT,), daemon=True)
+        closing.start()
+        closing.join(CLOSE_TIMEOUT + _HURRY)
         os.kill(os.getpid(), number)
 
     signal.signal(signal.SIGTERM, deliver)
+    _keep_from_children(signal.SIGTERM, deliver)
+
+
+def _keep_from_children(number: signal.Signals, handler: Callable[[int, object], None]) -> None:
+    """A process that is forked has the signal's default action again, and a signal that comes meanwhile is not lost.
+
+    A Pool ends its workers by SIGTERM. One that waits for a lock would never come to a handler of Python's.
+    """
+    if not hasattr(os, "register_at_fork"):
+        return
+    masks = threading.local()
+
+    def block() -> None:
+        masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
+
+    def unblock_in_child() -> None:
+        if signal.getsignal(number) is handler:
+            signal.signal(number, signal.SIG_DFL)
+        unblock()
+
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=unblock_in_child)
 
 
 def close(timeout: float) -> bool:
@@ -244,6 +268,7 @@ class Outlet:
         self._sampler = sampling.RootSampler(settings.sampler)
         self._asked: tuple[TracerProvider, sampling.RootSampler] | None = None
         self._emitter: Emitter | None = None
+        self._scopes: dict[InstrumentationScope | None, Emitter] = {}
         self._provider: TracerProvider | None = None
 
     @property
@@ -281,9 +306,7 @@ class Outlet:
         if self._emitter is None:
             provider = application_provider()
             attributes = (
-                tuple(provider.resource.attributes.items())
-                if provider is not None
-                else resource.build(self._role, self._instance_id, self.settings, self._extra())
+                tuple(provider.resource.attributes.items()) if provider is not None else self._resource()
             )
             self._emitter = pipeline_for(self.settings, provider).emitter(attributes, SCOPE)  # type: ignore[arg-type]
         return self._emitter
@@ -294,28 +317,54 @@ class Outlet:
         if found is not None:
             return found
         if self._provider is None:
-            attributes = resource.build(self._role, self._instance_id, self.settings, self._extra())
-            pipeline = pipeline_for(self.settings)
             self._provider = OwnProvider(
-                resource=resource.to_sdk(attributes),
+                self,
+                resource=resource.to_sdk(self._resource()),
                 sampler=sampling.make(self.settings.sampler),
                 span_limits=_span_limits(self.settings.limits),
                 shutdown_on_exit=False,
             )
-            self._provider.add_span_processor(
-                _Forward(lambda scope: pipeline.emitter(attributes, scope))
-            )
         return self._provider
+
+    def emitter_of(self, scope: InstrumentationScope | None) -> Emitter | None:
+        """Where spans go that the users' code makes by a provider of ours; ``None`` if nowhere."""
+        if not self.settings.exporting:
+            return None
+        emitter = self._scopes.get(scope)
+        if emitter is None:
+            emitter = pipeline_for(self.settings).emitter(self._resource(), from_scope(scope))
+            self._scopes[scope] = emitter
+        return emitter
+
+    def _resource(self) -> Attributes:
+        return resource.build(self._role, self._instance_id, self.settings, self._extra())
 
     def set_global_provider(self) -> None:
         """Make our provider the process's, for the users' spans, unless there is one: a worker's own process only."""
-        if application_provider() is None and self.settings.exporting and self.settings.user_spans:
-            if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-                trace.set_tracer_provider(self.provider())
+        current = trace.get_tracer_provider() if application_provider() is None else None
+        if isinstance(current, OwnProvider):  # From before dask-otel was turned off: it cannot be set twice.
+            current.outlet = self
+        elif (
+            self.settings.exporting
+            and self.settings.user_spans
+            and isinstance(current, trace.ProxyTracerProvider)
+        ):
+            trace.set_tracer_provider(self.provider())
+
+    def close(self) -> None:
+        """The users' spans go nowhere from now on."""
+        current = trace.get_tracer_provider()
+        if isinstance(current, OwnProvider) and current.outlet is self:
+            current.outlet = None
 
 
 class OwnProvider(TracerProvider):
-    """A provider of ours, told from the application's by its class."""
+    """A provider of ours, told from the application's by its class; it sends where its ``outlet`` does."""
+
+    def __init__(self, outlet: Outlet | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.outlet = outlet
+        self.add_span_processor(_Forward(self))
 
 
 class _Readable:
@@ -332,23 +381,21 @@ class _Readable:
 
 
 class _Forward(SpanProcessor):
-    """Hands the SDK's finished spans to our pipeline, an emitter for each scope."""
+    """Hands the SDK's finished spans to our pipeline."""
 
-    def __init__(self, emitter_for: Callable[[Scope], Emitter]) -> None:
-        self._emitter_for = emitter_for
-        self._emitters: dict[object, Emitter] = {}
+    def __init__(self, provider: OwnProvider) -> None:
+        self._provider = provider
 
     def on_start(self, span: SdkSpan, parent_context: Context | None = None) -> None:
         """Nothing: what counts is the end."""
 
     def on_end(self, span: ReadableSpan) -> None:
-        if span.context is None or not span.context.trace_flags.sampled:
+        outlet = self._provider.outlet
+        if outlet is None or span.context is None or not span.context.trace_flags.sampled:
             return
-        scope = span.instrumentation_scope
-        emitter = self._emitters.get(scope)
-        if emitter is None:
-            emitter = self._emitters[scope] = self._emitter_for(from_readable(span)[1])
-        emitter.emit(_Readable(span))
+        emitter = outlet.emitter_of(span.instrumentation_scope)
+        if emitter is not None:
+            emitter.emit(_Readable(span))
 
     def shutdown(self) -> None:
         """Nothing: the pipeline has its own end."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dask_otel import names
 from dask_otel.attempts import MAX_KEY_LENGTH, TASK_NAMES, amount_attributes
 from dask_otel.carried import Carried
+from dask_otel.chains import Past
 from dask_otel.history import Runs
 from dask_otel.parents import DETAILS, OFF, Parent, link_to, pack
 from dask_otel.records import (
@@ -345,9 +346,7 @@ def lost_span(
     group: Group,
     key: str,
     span_id: bytes,
-    ordinal: int,
-    previous: bytes,
-    cause: str,
+    past: Past,
     start: float,
     end: float,
     assumed: bool,
@@ -362,12 +361,12 @@ def lost_span(
         (names.WORKER_NAME, worker[1]),
         (names.TASK_KEY, key[:MAX_KEY_LENGTH]),
         *(((names.TASK_KEY_TRUNCATED, True),) if len(key) > MAX_KEY_LENGTH else ()),
-        (names.ATTEMPT, ordinal),
+        (names.ATTEMPT, past.attempts + 1),
         (names.OUTCOME, names.LOST),
         (names.ERROR_TYPE, error_type),
     ]
-    if cause:
-        attributes.append((names.CAUSE, cause))
+    if past.cause:
+        attributes.append((names.CAUSE, past.cause))
     if assumed:
         attributes.append((names.STARTED, names.ASSUMED))
     return _scheduler_span(
@@ -380,7 +379,7 @@ def lost_span(
         start,
         end,
         tuple(attributes),
-        links=link_to(group.computation.parent, previous),
+        links=link_to(group.computation.parent, past.span_id),
         status=ERROR,
         message=f"worker {worker[0]} was lost",
     )

@@ -117,15 +117,12 @@ async def dask_teardown(server: Scheduler | Worker | Nanny | Client) -> None:
         await process.farewell()
 
 
-async def undo_setup(server: Scheduler | Worker | Client) -> None:
-    """Undo `dask_setup` on what still runs."""
+async def undo_setup(server: Scheduler | Worker) -> None:
+    """Undo `dask_setup` on a server that goes on."""
     if isinstance(server, Scheduler):
         await _remove_scheduler_plugin(server, BY_PRELOAD)
-    elif isinstance(server, Worker):
-        if BY_PRELOAD in server.plugins:
-            await server.plugin_remove(BY_PRELOAD)
-    else:
-        forget_client(server, BY_PRELOAD)
+    elif BY_PRELOAD in server.plugins:
+        await server.plugin_remove(BY_PRELOAD)
 
 
 async def _remove_scheduler_plugin(scheduler: Scheduler, name: str) -> None:
@@ -138,14 +135,15 @@ async def _remove_scheduler_plugin(scheduler: Scheduler, name: str) -> None:
 # -- clients ------------------------------------------------------------------------------------------------------
 
 
-def instrument_client(client: Client, asked_by: str = BY_CLIENT) -> ClientTelemetry:
-    """Listen to one client; the second time changes nothing."""
+def instrument_client(client: Client, asked_by: str = BY_CLIENT) -> bool:
+    """Listen to one client; the second time changes nothing. Whether nobody had asked by that name before."""
     telemetry = client_seam.listening(client)
     if not isinstance(telemetry, ClientTelemetry):
         telemetry = ClientTelemetry(client, process.settings_for_server(None))
         client_seam.listen(client, telemetry)
+    news = asked_by not in telemetry.asked_by
     telemetry.asked_by.add(asked_by)
-    return telemetry
+    return news
 
 
 def forget_client(client: Client, asked_by: str) -> None:
@@ -184,7 +182,9 @@ def _in_sync(client: Any, function: Callable[..., Awaitable[object]], *args: obj
 
 
 async def _enable(client: Any) -> None:
-    telemetry = instrument_client(client)
+    instrument_client(client)
+    telemetry = client_seam.listening(client)
+    assert isinstance(telemetry, ClientTelemetry)
     missing = []
     try:
         await client._register_scheduler_plugin(
@@ -255,7 +255,13 @@ async def _disable(client: Any) -> None:
 
 
 async def _disable_workers(client: Any) -> None:
-    await client._unregister_worker_plugin(BY_CLIENT)
+    if await client._run_on_scheduler(_registered, wait=True):
+        await client._unregister_worker_plugin(BY_CLIENT)
+
+
+async def _registered(dask_scheduler: Scheduler) -> bool:
+    """Whether `enable` has registered the workers' plugin: the scheduler logs an error for one that is not there."""
+    return BY_CLIENT in dask_scheduler.worker_plugins
 
 
 async def _disable_scheduler_of(client: Any) -> None:
@@ -272,7 +278,7 @@ def flush(client: Client, timeout: float = 10.0) -> Any:
     Parameters
     ----------
     timeout:
-        Seconds for each step.
+        Seconds in all; where a receiver does not answer each of the three still gets a tenth of one.
 
     Returns
     -------
@@ -283,16 +289,21 @@ def flush(client: Client, timeout: float = 10.0) -> Any:
 
 
 async def _flush(client: Any, timeout: float) -> bool:
+    deadline = time.monotonic() + timeout
+
+    def left() -> float:
+        return max(0.1, deadline - time.monotonic())
+
     try:
         reporting = await client._run_on_scheduler(_reporting, wait=True)
     except Exception:  # The scheduler lacks dask-otel: any worker may have it.
         reporting = None
     on_error = "ignore" if reporting is None else "return"
-    workers = await client._run(_flush_worker, timeout=timeout, workers=reporting, on_error=on_error)
+    workers = await client._run(_flush_worker, timeout=left(), workers=reporting, on_error=on_error)
     flushed = [result is True for result in workers.values()]
     if reporting is not None:
-        flushed.append(await client._run_on_scheduler(_flush_scheduler, timeout=timeout, wait=True))
-    flushed.append(await process.flush_aside(timeout))
+        flushed.append(await client._run_on_scheduler(_flush_scheduler, timeout=left(), wait=True))
+    flushed.append(await process.flush_aside(left()))
     return all(flushed)
 
 

@@ -106,6 +106,7 @@ class WorkerTelemetry:
         self.seam.uninstall()
         self.seam.tell_scheduler({"hello": None})
         client_seam.forget_everywhere(self._task_clients)
+        self.outlet.close()
 
     def use(self, settings: Settings) -> None:
         """Go on by other settings, from the next task on."""
@@ -126,8 +127,9 @@ class WorkerTelemetry:
         if parent.detail == OFF:
             return current.group_context(parent)
         if not (self.sending or self._said_missing):
+            # Others send: what this worker knows is missing from their traces.
             self._said_missing = True
-            self.outlet.explain(loud=True)  # Others send: what this worker knows is missing from their traces.
+            self.outlet.explain(loud=True)
         if parent.detail < TASK or not self.sending:
             run.listener = Traced(place, handed, b"", None)
             return current.group_context(parent)

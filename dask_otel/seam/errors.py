@@ -57,8 +57,8 @@ def uninstall() -> None:
 
 
 def noted(exception: object) -> Failure | None:
-    """What was noted on the ``exception`` of a message."""
-    found = getattr(exception, _NOTE, None)
+    """What was noted on the ``exception`` of a message; it is not kept there."""
+    found = vars(exception).pop(_NOTE, None) if hasattr(exception, "__dict__") else None
     return found if isinstance(found, Failure) else None
 
 

@@ -4,6 +4,7 @@ Rules
 -----
 1. ``distributed.preloading.process_preloads`` is wrapped once a process.
 2. A nanny's worker, which another process makes, is told by the nanny's own word for it; the nanny itself is left alone.
+3. What is told to preload us by somebody else is left to them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from weakref import WeakSet
 
 import distributed.preloading
-from distributed import Client, Nanny, Scheduler, Worker
+from distributed import Client, Nanny
 from distributed.utils import sync
 
 from dask_otel.seam import Wraps
@@ -48,7 +49,9 @@ class Preloads:
     def __init__(self, setup: Hook, teardown: Hook) -> None:
         self._setup, self._teardown = setup, teardown
         self._wraps = Wraps()
-        self._made: WeakSet[Any] = WeakSet()
+        #: Clients for which nobody else asked.
+        self.clients: WeakSet[Client] = WeakSet()
+        self._servers: WeakSet[Any] = WeakSet()
         self._nannies: WeakSet[Nanny] = WeakSet()
 
     def install(self) -> None:
@@ -59,21 +62,21 @@ class Preloads:
             manager: Any = original(server, *args, **kwargs)
             if isinstance(server, Nanny):
                 self._tell_nanny(server)
-            else:
-                self._made.add(server)
+            elif not any(preload.name == _PRELOAD for preload in manager):
+                (self.clients if isinstance(server, Client) else self._servers).add(server)
                 manager._preloads.append(_Silent(server, self._setup, self._teardown))
             return manager
 
         self._wraps.attribute(distributed.preloading, "process_preloads", process_preloads)
 
     def uninstall(self, undo: Hook, undo_worker: str) -> None:
-        """No more; ``undo`` is called with what was made and still runs.
+        """No more; ``undo`` is called with the servers that were made and still run.
 
         ``undo_worker`` is the name of the plugin that workers of nannies are to remove.
         """
         self._wraps.undo()
-        for server in list(self._made):
-            if isinstance(server, (Client, Scheduler, Worker)) and _runs(server):
+        for server in list(self._servers):
+            if _runs(server):
                 _in_its_loop(server, undo, server)
         for nanny in list(self._nannies):
             nanny.preload = [name for name in _listed(nanny.preload) if name != _PRELOAD]
@@ -96,8 +99,7 @@ def _listed(preload: Any) -> list[str]:
 
 
 def _runs(server: Any) -> bool:
-    status = server.status
-    return bool(getattr(status, "name", status) == "running")
+    return bool(server.status.name == "running")
 
 
 async def _remove_plugin(nanny: Nanny, name: str) -> None:

@@ -122,6 +122,9 @@ class SchedulerSeam:
             if ts.key in sent and since >= sent[ts.key]:
                 found[ts.key] = since
                 slots -= ts not in ws.long_running
+        for ts in ws.long_running:  # It said that it has seceded.
+            if ts.key in sent:
+                found.setdefault(ts.key, None)
         tasks = self._scheduler.tasks
         rest = [tasks[key] for key in sent if key not in found and key in tasks]
         rest.sort(key=lambda ts: ts.priority or ())

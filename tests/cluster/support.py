@@ -185,8 +185,9 @@ def _open_on_scheduler(dask_scheduler: Scheduler) -> dict[str, str]:
     assert telemetry is not None
     model = vars(telemetry.model)
     held = {name: model[name] for name in model if isinstance(model[name], (dict, set, list, tuple))}
-    del held["tellers"], held["_last"]
-    return {name: repr(value) for name, value in {**held, "_lost": telemetry._lost}.items() if value}
+    del held["tellers"]
+    held |= {"_chains": model["_chains"]._open, "_lost": telemetry._lost}
+    return {name: repr(value) for name, value in held.items() if value}
 
 
 def _open_on_worker(dask_worker: Worker) -> dict[str, str]:

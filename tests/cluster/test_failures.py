@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import dask
 import distributed.scheduler
 import pytest
-from distributed import Future, KilledWorker, Reschedule, wait
+from distributed import Future, KilledWorker, Reschedule, secede, wait
 
 import dask_otel
 from dask_otel import computations, names
@@ -419,6 +419,79 @@ def test_a_lost_result_is_recomputed_in_its_own_computation_while_that_goes_on(
         names.COMPUTATION_OUTCOMES + names.SUCCESS: 5,
     }
     assert_nothing_open(traced)
+
+
+def double(x: int) -> int:
+    return 2 * x
+
+
+def test_what_a_lost_result_was_made_from_is_computed_again_with_it(traced_cluster_of: MakeTraced) -> None:
+    """Scenario 1: the input had been released, since nobody needed it."""
+    with traced_cluster_of(n_workers=1) as traced:
+        total = dask.delayed(inc)(dask.delayed(double)(1))
+        future = traced.client.compute(total, optimize_graph=False)
+        assert future.result() == 3
+        wait_until(lambda: named(traced.spans(), names.COMPUTATION))
+        kill(traced, addresses(traced)[0])
+        assert future.result() == 3
+
+        old, new = computed(traced)
+        assert outlined(new) == dedent("""\
+            dask.computation
+              double group
+                double [attempt 2]
+                  executor
+                    compute
+              inc group
+                inc [attempt 2]
+                  executor
+                    compute
+            """)
+        for name in ("double", "inc"):
+            (first,), (second,) = tasks(old, name), tasks(new, name)
+            assert facts(second)[names.CAUSE] == names.RECOMPUTED
+            assert links(second) == [itself(first)]
+        computation = one(new, names.COMPUTATION)
+        assert totals(computation)[names.COMPUTATION_TASKS] == 2
+        assert links(computation) == [itself(one(old, names.COMPUTATION))]
+        assert attributes(computation)[names.WASTED_TIME] == pytest.approx(wasted(new), abs=1e-5)
+        assert_nothing_open(traced)
+
+
+def seceded(x: Any, gate: Gate) -> Any:
+    """Wait without a slot."""
+    secede()
+    gate.pass_through()
+    return x
+
+
+def test_a_task_that_has_seceded_is_lost_beside_the_one_in_its_slot(
+    traced_cluster_of: MakeTraced, gate: Gate
+) -> None:
+    """Scenario 1: more tasks run than there are threads."""
+    with dask.config.set(NO_QUEUE), traced_cluster_of(n_workers=1) as traced:
+        (victim,) = addresses(traced)
+        first = traced.client.submit(seceded, 1, gate)
+        gate.wait_for_tasks()
+        second = traced.client.submit(held, 2, gate)
+        gate.wait_for_tasks(2)
+        queued = incs(traced, 2)
+        for future in (first, second):
+            wait_for_heartbeat(traced, victim, future.key)
+        kill(traced, victim)
+        gate.open()
+        assert traced.client.gather([first, second, *queued]) == [1, 2, 1, 2]
+
+        trace = traced.trace()
+        for prefix in ("seceded", "held"):
+            lost, again = tasks(trace, prefix)
+            assert facts(lost)[names.OUTCOME] == names.LOST
+            assert names.STARTED not in attributes(lost)
+            assert facts(again) == {names.ATTEMPT: 2, names.OUTCOME: names.SUCCESS}
+        assert [facts(r) for r in tasks(trace, "inc")] == [
+            {names.ATTEMPT: 1, names.OUTCOME: names.SUCCESS}
+        ] * 2
+        assert_nothing_open(traced)
 
 
 def test_a_worker_that_is_killed_while_it_has_nothing_leaves_no_trace(traced: Traced) -> None:

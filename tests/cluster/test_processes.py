@@ -17,13 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import dask
-import dask_otel
 import pytest
-from dask_otel import config, names, process
-from dask_otel.export.readable import from_readable
-from dask_otel.receiver import Receiver, Request, Response
-from dask_otel.records import Span
-from dask_otel.tree import Received, outline
 from distributed import Client, LocalCluster, WorkerPlugin
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
@@ -32,8 +26,21 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
+import dask_otel
+from dask_otel import config, names, process
+from dask_otel.export.readable import from_readable
+from dask_otel.receiver import Receiver, Request, Response
+from dask_otel.records import Span
+from dask_otel.tree import Received, outline
 from tests.cluster.commands import NOTHING_SET, PRELOAD, Commands, commands, until
-from tests.cluster.support import DEADLINE, Traced, attributes, named, tasks, traced_cluster, without_transfers
+from tests.cluster.support import (
+    DEADLINE,
+    attributes,
+    named,
+    tasks,
+    traced_cluster,
+    without_transfers,
+)
 
 WHOLE = """\
 dask.compute
@@ -91,7 +98,9 @@ def received(exported: InMemorySpanExporter) -> list[Received]:
 
 def ours(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What dask-otel has said in this process."""
-    return [r.getMessage() for r in caplog.records if r.name.startswith("dask_otel") and r.levelno > logging.INFO]
+    return [
+        r.getMessage() for r in caplog.records if r.name.startswith("dask_otel") and r.levelno > logging.INFO
+    ]
 
 
 # -- an application's provider -------------------------------------------------------------------------------------
@@ -114,6 +123,28 @@ def test_the_application_s_provider_is_used_as_it_is_and_never_replaced(
     assert {r.span.name for r in others} == {"neg", "executor", "compute"}
 
 
+def read(x: int) -> int:
+    with trace.get_tracer("shop").start_as_current_span("SELECT"):
+        return -x
+
+
+def test_the_spans_of_a_task_s_code_are_sent_while_dask_otel_is_on(receiver: Receiver) -> None:
+    """A provider can be set once only: ours stays the worker's, and is quiet while dask-otel is off."""
+    with traced_cluster(receiver, n_workers=1) as traced:
+
+        def sent(number: int) -> list[str]:
+            seen = len(receiver.spans())
+            assert traced.client.submit(read, number, key=f"read-{number}").result() == -number
+            assert dask_otel.flush(traced.client, DEADLINE)
+            return sorted(r.span.name for r in receiver.spans()[seen:] if r.resource[names.ROLE] == "worker")
+
+        assert sent(1) == ["SELECT", "compute", "executor", "read"]
+        dask_otel.disable(traced.client)
+        assert sent(2) == []
+        dask_otel.enable(traced.client)
+        assert sent(3) == ["SELECT", "compute", "executor", "read"]
+
+
 class Late(WorkerPlugin):
     """A user's plugin that sets a provider, after dask-otel was turned on."""
 
@@ -126,14 +157,12 @@ class Late(WorkerPlugin):
         trace.set_tracer_provider(provider)
 
 
-def read(x: int) -> int:
-    with trace.get_tracer("shop").start_as_current_span("SELECT"):
-        return -x
-
-
 def test_a_provider_that_is_set_late_on_a_worker_wins(receiver: Receiver) -> None:
     def on_worker(dask_worker: Any) -> list[tuple[str, str]]:
-        return [(span.name, span.resource.attributes["service.name"]) for span in dask_worker.exported.get_finished_spans()]
+        return [
+            (span.name, span.resource.attributes["service.name"])
+            for span in dask_worker.exported.get_finished_spans()
+        ]
 
     with traced_cluster(receiver, n_workers=1) as traced:
         traced.client.register_plugin(Late())
@@ -177,7 +206,11 @@ def test_a_processor_that_raises_harms_neither_the_computation_nor_the_processor
             expected = [line[2:] for line in expected[1:]]
         assert outline(received(exported)) == "\n".join(expected)
     where = "start" if at_start else "end"
-    lost = [sentence for sentence in ours(caplog) if sentence.startswith("dask-otel: span processor: ValueError: on_end; ")]
+    lost = [
+        sentence
+        for sentence in ours(caplog)
+        if sentence.startswith("dask-otel: span processor: ValueError: on_end; ")
+    ]
     assert len(lost) <= 2  # One when it happens, one when the pipeline closes.
     assert sorted(set(ours(caplog)) - set(lost)) == [
         "The application's tracer provider cannot flush: ValueError.",
@@ -195,17 +228,22 @@ class Exporter:
 
 
 def test_an_exporter_that_raises_leaves_the_others_alone(
-    started: Commands, receiver: Receiver, preloaded: None, tmp_path: Path, clean_environment: pytest.MonkeyPatch
+    started: Commands,
+    receiver: Receiver,
+    preloaded: None,
+    tmp_path: Path,
+    clean_environment: pytest.MonkeyPatch,
 ) -> None:
     """Scenario 25. Found by its entry point, on all servers."""
     (tmp_path / "breaking.py").write_text(BREAKING_EXPORTER)
     (tmp_path / "breaking-1.0.dist-info").mkdir()
-    (tmp_path / "breaking-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: breaking\nVersion: 1.0\n")
+    (tmp_path / "breaking-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: breaking\nVersion: 1.0\n"
+    )
     (tmp_path / "breaking-1.0.dist-info" / "entry_points.txt").write_text(
         "[opentelemetry_traces_exporter]\nbreaking = breaking:Exporter\n"
     )
     clean_environment.setenv("OTEL_TRACES_EXPORTER", "otlp,breaking")
-    clean_environment.setenv("PYTHONPATH", str(tmp_path))
     clean_environment.syspath_prepend(tmp_path)
     scheduler, worker = started.scheduler(*PRELOAD), started.worker(*PRELOAD)
     with started.client(1) as client:
@@ -256,8 +294,11 @@ def test_the_sampler_of_the_application_s_provider_is_asked(
 
 
 def test_nothing_set_starts_no_thread_sends_nothing_and_says_what_to_type(
-    started: Commands, receiver: Receiver, preloaded: None, clean_environment: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture
+    started: Commands,
+    receiver: Receiver,
+    preloaded: None,
+    clean_environment: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """One line a process, which was asked to preload. A worker and a scheduler without dask-otel have as many threads."""
 
@@ -280,12 +321,20 @@ def test_nothing_set_starts_no_thread_sends_nothing_and_says_what_to_type(
         "dask-otel exports nothing, since it was not told where to: set OTEL_EXPORTER_OTLP_ENDPOINT, for example to "
         "http://localhost:4318, or OTEL_TRACES_EXPORTER=console to see spans here."
     )
-    assert (scheduler.said(), worker.said(), without.said(), ours(caplog)) == ([sentence], [sentence], [], [sentence])
+    assert (scheduler.said(), worker.said(), without.said(), ours(caplog)) == (
+        [sentence],
+        [sentence],
+        [],
+        [sentence],
+    )
 
 
 def test_a_disabled_sdk_sends_nothing_and_says_nothing(
-    started: Commands, receiver: Receiver, preloaded: None, clean_environment: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture
+    started: Commands,
+    receiver: Receiver,
+    preloaded: None,
+    clean_environment: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Scenario 25."""
     clean_environment.setenv("OTEL_SDK_DISABLED", "true")
@@ -293,20 +342,25 @@ def test_a_disabled_sdk_sends_nothing_and_says_nothing(
     with started.client(1) as client:
         compute()
         assert dask_otel.flush(client, DEADLINE)
-        assert client.run(lambda: [t.name for t in threading.enumerate() if "otel" in t.name]).popitem()[1] == []
+        assert (
+            client.run(lambda: [t.name for t in threading.enumerate() if "otel" in t.name]).popitem()[1] == []
+        )
     assert (receiver.requests(), scheduler.said(), worker.said(), ours(caplog)) == ([], [], [], [])
 
 
 #: Wrong values, and what is said of each.
 WRONG = {
     "OTEL_BSP_SCHEDULE_DELAY": (
-        "soon", "OTEL_BSP_SCHEDULE_DELAY is 'soon', which is not a whole number of milliseconds; 1000 ms is used instead."
+        "soon",
+        "OTEL_BSP_SCHEDULE_DELAY is 'soon', which is not a whole number of milliseconds; 1000 ms is used instead.",
     ),
     "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": (
-        "many", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT is 'many', which is not a whole number; 128 is used instead."
+        "many",
+        "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT is 'many', which is not a whole number; 128 is used instead.",
     ),
     "OTEL_SPAN_EVENT_COUNT_LIMIT": (
-        "-1", "OTEL_SPAN_EVENT_COUNT_LIMIT is '-1', which is not a whole number; 128 is used instead."
+        "-1",
+        "OTEL_SPAN_EVENT_COUNT_LIMIT is '-1', which is not a whole number; 128 is used instead.",
     ),
     "OTEL_TRACES_SAMPLER": (
         "sometimes",
@@ -320,16 +374,21 @@ WRONG = {
         "it is left out.",
     ),
     "OTEL_EXPORTER_OTLP_PROTOCOL": (
-        "http", "OTEL_EXPORTER_OTLP_PROTOCOL is 'http', which is not http/protobuf or grpc; http/protobuf is used instead."
+        "http",
+        "OTEL_EXPORTER_OTLP_PROTOCOL is 'http', which is not http/protobuf or grpc; http/protobuf is used instead.",
     ),
     "OTEL_RESOURCE_ATTRIBUTES": (
         "broken",
         "Entry 1 of OTEL_RESOURCE_ATTRIBUTES is not key=value in percent-encoded UTF-8; none of its entries is used.",
     ),
     "DASK_OTEL__TRACES__DETAIL": (
-        "tasks", "otel.traces.detail is 'tasks', which is not activity, task or group; activity is used instead."
+        "tasks",
+        "otel.traces.detail is 'tasks', which is not activity, task or group; activity is used instead.",
     ),
-    "DASK_OTEL__TRACES__DETIAL": ("task", "otel.traces.detial is not a key of dask-otel; did you mean otel.traces.detail?"),
+    "DASK_OTEL__TRACES__DETIAL": (
+        "task",
+        "otel.traces.detial is not a key of dask-otel; did you mean otel.traces.detail?",
+    ),
 }
 
 
@@ -359,7 +418,10 @@ def test_two_workers_of_one_process_are_told_apart(receiver: Receiver) -> None:
         spans = traced.spans()
         workers = {w.id: (str(w.name), w.address) for w in traced.cluster.workers.values()}  # type: ignore[union-attr]
         found = {
-            r.resource[names.SERVICE_INSTANCE_ID]: (attributes(r)[names.WORKER_NAME], attributes(r)[names.WORKER_ADDRESS])
+            r.resource[names.SERVICE_INSTANCE_ID]: (
+                attributes(r)[names.WORKER_NAME],
+                attributes(r)[names.WORKER_ADDRESS],
+            )
             for r in tasks(spans, "neg")
         }
         assert found == workers
@@ -369,7 +431,9 @@ def test_two_workers_of_one_process_are_told_apart(receiver: Receiver) -> None:
             for r in spans
             if r.resource[names.ROLE] == "worker"
         )
-        assert {r.resource[names.SERVICE_INSTANCE_ID] for r in spans if r.resource[names.ROLE] == "worker"} == set(workers)
+        assert {
+            r.resource[names.SERVICE_INSTANCE_ID] for r in spans if r.resource[names.ROLE] == "worker"
+        } == set(workers)
         assert {r.resource[names.SERVICE_INSTANCE_ID] for r in spans} - set(workers) == {
             traced.cluster.scheduler.id  # type: ignore[union-attr]
         }
@@ -380,18 +444,25 @@ def child(x: int) -> int:
     with trace.get_tracer("shop").start_as_current_span("child"):
         trace.get_current_span().set_attribute("x", x)
     assert trace.get_tracer_provider().force_flush(), "nothing is to be sent from here"  # type: ignore[attr-defined]
+    # By which a Pool ends its workers: a handler of Python's may never be come to.
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     return -x
 
 
 def fork(x: int) -> list[int]:
-    with trace.get_tracer("shop").start_as_current_span("parent"):
-        with multiprocessing.get_context("fork").Pool(2) as pool:
-            return pool.map(child, range(4))
+    with (
+        trace.get_tracer("shop").start_as_current_span("parent"),
+        multiprocessing.get_context("fork").Pool(2) as pool,
+    ):
+        return pool.map(child, range(4))
 
 
 def test_tasks_that_fork_neither_hang_nor_send_anything_twice(receiver: Receiver) -> None:
     """Scenario 28: while the worker sends what other tasks have left."""
-    with dask.config.set({"distributed.worker.daemon": False}), traced_cluster(receiver, n_workers=1, threads=4) as traced:
+    with (
+        dask.config.set({"distributed.worker.daemon": False}),
+        traced_cluster(receiver, n_workers=1, threads=4) as traced,
+    ):
         client = traced.client
         others = client.map(neg, range(200), pure=False)
         forks = client.map(fork, range(8), pure=False)
@@ -418,7 +489,9 @@ def work(client: Client) -> set[str]:
     table = dd.from_pandas(pd.DataFrame({"k": range(100), "x": range(100)}), npartitions=4)
     lookup = dd.from_pandas(pd.DataFrame({"k": range(0, 100, 2), "y": range(50)}), npartitions=3)
     query = table[table.x > 10].merge(lookup, on="k").groupby("y").x.sum().sum()
-    reduction = ((da.arange(1_000, chunks=100) + 1).reshape((100, 10)).rechunk((25, 10)) ** 2).sum(axis=0).max()
+    reduction = (
+        ((da.arange(1_000, chunks=100) + 1).reshape((100, 10)).rechunk((25, 10)) ** 2).sum(axis=0).max()
+    )
     assert query.compute() == sum(range(12, 100, 2))
     assert reduction.compute() == sum((10 * i + 10) ** 2 for i in range(100))
     keys = client.run_on_scheduler(
@@ -440,7 +513,9 @@ def test_the_tasks_and_keys_of_a_computation_are_the_same_with_and_without(recei
         computations = named(traced.spans(), names.COMPUTATION)
     assert with_us == without
     assert len(with_us) > 60
-    assert sum(attributes(computation)[names.COMPUTATION_TASKS] for computation in computations) == len(without)
+    assert sum(attributes(computation)[names.COMPUTATION_TASKS] for computation in computations) == len(
+        without
+    )
     assert len(computations) == 2
 
 
@@ -452,7 +527,11 @@ def test_sigterm_delivers_what_was_recorded(
 ) -> None:
     """Scenario 24: nobody flushes, and nothing would have been sent before a minute had passed."""
     clean_environment.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")
-    scheduler, nannied, alone = started.scheduler(*PRELOAD), started.worker(*PRELOAD), started.worker(*PRELOAD, "--no-nanny")
+    scheduler, nannied, alone = (
+        started.scheduler(*PRELOAD),
+        started.worker(*PRELOAD),
+        started.worker(*PRELOAD, "--no-nanny"),
+    )
     with started.client(2) as client:
         made = []
         for address in client.scheduler_info()["workers"]:

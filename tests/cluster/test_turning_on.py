@@ -549,3 +549,29 @@ def test_clients_that_are_there_are_instrumented_too_and_an_asynchronous_cluster
             ]
 
     asyncio.run(run())
+
+
+def test_all_ways_at_once_report_once_and_each_undoes_its_own(receiver: Receiver) -> None:
+    preloads = {
+        f"distributed.{role}.preload": ["dask_otel"] for role in ("scheduler", "worker", "client", "nanny")
+    }
+    made = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": ":0"}
+
+    def outlined(number: int) -> str:
+        seen = len(receiver.spans())
+        compute(client, number)
+        return outline(flushed(client, receiver, seen))
+
+    DaskInstrumentor().instrument()
+    try:
+        with dask.config.set(preloads), LocalCluster(**made) as cluster, Client(cluster) as client:
+            dask_otel.enable(client)
+            assert outlined(1) == whole(1)
+            DaskInstrumentor().uninstrument()
+            assert outlined(2) == whole(1)
+            dask_otel.disable(client)
+            assert outlined(3) == whole(1)
+        with LocalCluster(**made, processes=False) as cluster, Client(cluster) as client:
+            assert outlined(4) == ""
+    finally:
+        DaskInstrumentor().uninstrument()

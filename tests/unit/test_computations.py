@@ -558,7 +558,10 @@ def test_what_is_told_is_forgotten(scheduler: Scheduler) -> None:
 def assert_empty(model: Computations) -> None:
     """Nothing is held but the bounded history, and the last graph that was created."""
     for name, held in vars(model).items():
-        if name in ("_history", "_last"):
+        if name == "_history":
             assert len(held) <= MAX_HISTORY
+        elif name == "_chains":
+            assert not held
+            assert len(held._ended) <= MAX_HISTORY
         elif isinstance(held, (dict, set, list)) and name != "tellers":
             assert not held, name

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
+
 from dask_otel import config
 from dask_otel.holders import Holders
 from dask_otel.settings import Settings
@@ -33,10 +32,9 @@ class Plugin:
 
 
 @pytest.fixture(autouse=True)
-def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process was told nothing by its own environment."""
     monkeypatch.setattr(config, "load", lambda: NOT_SET)
-    yield
 
 
 @pytest.fixture
