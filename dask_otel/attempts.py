@@ -287,7 +287,10 @@ def _tells(event: Event, failure: Failure) -> bool:
     if event.name != names.EXCEPTION_EVENT:
         return False
     told = dict(event.attributes)
-    return (told.get(names.EXCEPTION_TYPE), told.get(names.EXCEPTION_MESSAGE)) == (failure.type, failure.message)
+    return (told.get(names.EXCEPTION_TYPE), told.get(names.EXCEPTION_MESSAGE)) == (
+        failure.type,
+        failure.message,
+    )
 
 
 def exception_events(failure: Failure | None, written: Written, moment: int) -> tuple[Event, ...]:

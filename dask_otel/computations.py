@@ -108,7 +108,9 @@ class Computations:
         self.tellers: Container[str] = ()
 
     # -- graphs -----------------------------------------------------------------------------------------------
-    def receive(self, stimulus_id: str, client: str, carried: Carried | None, operation: str, now: float) -> Graph:
+    def receive(
+        self, stimulus_id: str, client: str, carried: Carried | None, operation: str, now: float
+    ) -> Graph:
         """A graph has arrived from ``client`` under the context ``carried``."""
         computation = self._join(client, carried, operation, now)
         computation.graphs += 1
@@ -199,7 +201,9 @@ class Computations:
             computation, known = self._rerun(task, now)
         if again is not None and not known:
             self._give_up(key, again)
-        place = again if again is not None and known and not again.told else self._group(computation, task, now)
+        place = (
+            again if again is not None and known and not again.told else self._group(computation, task, now)
+        )
         computation.tasks += not known
         self._active[key] = place
         place.pending += 1
@@ -336,7 +340,9 @@ class Computations:
             self._chains.forget(key)
 
     def _attempted(self, key: Hashable, group: Group, flight: Flight, told: bool = True) -> None:
-        self._chains.attempted(key, attempt_span_id(group.computation.span_id, flight.run_id) if told else b"")
+        self._chains.attempted(
+            key, attempt_span_id(group.computation.span_id, flight.run_id) if told else b""
+        )
 
     def _give_up(self, key: Hashable, group: Group) -> None:
         """A task was released before it had a result, and is not needed any more."""
@@ -344,7 +350,9 @@ class Computations:
         self._chains.forget(key)
 
     # -- attempts ---------------------------------------------------------------------------------------------
-    def dispatch(self, key: Hashable, run_id: int, address: str, now: float, peers: bool) -> bytes | list[object] | None:
+    def dispatch(
+        self, key: Hashable, run_id: int, address: str, now: float, peers: bool
+    ) -> bytes | list[object] | None:
         """A task is sent to a worker; what is returned travels with it."""
         group = self._active.get(key)
         if group is None:
@@ -496,7 +504,9 @@ class Computations:
                 self._tell_group(group)
             computation.groups.clear()
             computation.pending = 0
-            computation.end = max(computation.end, now) if computation.end == computation.start else computation.end
+            computation.end = (
+                max(computation.end, now) if computation.end == computation.start else computation.end
+            )
             if computation.graphs == 0 or state == names.CLOSED:
                 self._tell_computation(computation, state)
         self._touched.clear()

@@ -115,7 +115,11 @@ class SchedulerTelemetry:
                 self._lose(key, group, flight, finish)
             else:
                 self.model.ended(key, group, flight, finish, ran=retried or finish != "released")
-                if flight.address not in self._instrumented and not self._said_silent and self.model.detail > OFF:
+                if (
+                    flight.address not in self._instrumented
+                    and not self._said_silent
+                    and self.model.detail > OFF
+                ):
                     self._said_silent = True
                     self._loop.call_later(GRACE, self._say_silent)
         if self.model.touched:
@@ -284,7 +288,9 @@ class SchedulerOtel(SchedulerPlugin):
             except Exception:
                 telemetry.guard.fault("update_graph")
 
-    def transition(self, key: Hashable, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any) -> None:
+    def transition(
+        self, key: Hashable, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
+    ) -> None:
         telemetry = self.telemetry
         if telemetry is not None:
             try:
@@ -322,4 +328,3 @@ class SchedulerOtel(SchedulerPlugin):
 
 #: The schedulers of this process that report.
 schedulers: Holders[SchedulerTelemetry] = Holders()
-

@@ -183,7 +183,9 @@ class WorkerTelemetry:
         if len(self._places) >= MAX_PLACES:
             self._places.clear()
         seam = self.seam
-        return Place(handed, origin(handed.parent, seam.prefix(key), seam.group_name(key), self._address, self._name))
+        return Place(
+            handed, origin(handed.parent, seam.prefix(key), seam.group_name(key), self._address, self._name)
+        )
 
     def run_ended(self, run: Run, ended: Ended) -> None:
         """Add to the sums, record the attempt."""
@@ -328,7 +330,9 @@ class WorkerTelemetry:
         if span is not None and self.sending:
             self.outlet.emit(span)
 
-    def spilled(self, start: float, end: float, size: int, count: int, annotations: list[tuple[object, int]]) -> None:
+    def spilled(
+        self, start: float, end: float, size: int, count: int, annotations: list[tuple[object, int]]
+    ) -> None:
         """Tell an episode of spilling that was long enough to be felt."""
         if end - start < transfers.SHORTEST_SPILL or not self.sending:
             return
@@ -345,7 +349,9 @@ class WorkerTelemetry:
 def _failure(ended: Ended, span: current.TaskSpan) -> Failure | None:
     if ended.outcome != names.FAILED:
         return None
-    return span.failure or ended.failure or failure_from_text(ended.exception_text or "", ended.traceback_text)
+    return (
+        span.failure or ended.failure or failure_from_text(ended.exception_text or "", ended.traceback_text)
+    )
 
 
 def _resource(worker: Worker) -> dict[str, Any]:

@@ -86,9 +86,7 @@ def _shape(attempt: Attempt) -> Shape | None:
 def _new_shape(origin: Origin, present: int, labels: tuple[tuple[Hashable, str], ...]) -> Shape:
     own: list[tuple[str, type]] = [(names.TASK_KEY, str), (names.ATTEMPT, int), (names.OUTCOME, str)]
     own += [pair for bit, pair in enumerate(_OPTIONAL) if present >> bit & 1]
-    own += [
-        (amount_key(label, unit), int if unit in ("bytes", "count") else float) for label, unit in labels
-    ]
+    own += [(amount_key(label, unit), int if unit in ("bytes", "count") else float) for label, unit in labels]
     shape = Shape(origin.name, CONSUMER, origin.common, own)
     if len(_shapes) >= _MAX_SHAPES:
         _shapes.clear()

@@ -24,7 +24,6 @@ from dask_otel import names, process
 from .jaeger import Span, wait_for_trace
 
 
-
 def load(x: int) -> int:
     with context_meter.meter("parse"):
         otel_trace.get_current_span().set_attribute("rows", 10 * x)
@@ -71,7 +70,9 @@ def test_the_tree_of_a_computation_is_whole_in_jaeger(
     environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", request.getfixturevalue(f"{receiver}_{transport}"))
     environment.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
     with (
-        LocalCluster(2, threads_per_worker=1, dashboard_address=":0", silence_logs=logging.CRITICAL) as cluster,
+        LocalCluster(
+            2, threads_per_worker=1, dashboard_address=":0", silence_logs=logging.CRITICAL
+        ) as cluster,
         Client(cluster) as client,
     ):
         dask_otel.enable(client)
@@ -137,7 +138,13 @@ def assert_attempts(spans: list[Span]) -> None:
     ((event, fields),) = failed.events
     assert (event, fields[names.EXCEPTION_MESSAGE]) == ("exception", "refused")
     assert (succeeded.status, succeeded.links) == ("UNSET", ((failed.trace_id, failed.span_id),))
-    (computation,) = (s for s in spans if s.name == names.COMPUTATION and names.COMPUTATION_TASKS in s.tags and s.tags[names.COMPUTATION_TASKS] > 1)
+    (computation,) = (
+        s
+        for s in spans
+        if s.name == names.COMPUTATION
+        and names.COMPUTATION_TASKS in s.tags
+        and s.tags[names.COMPUTATION_TASKS] > 1
+    )
     assert computation.tags[names.COMPUTATION_OUTCOMES + names.FAILED] == 1
     assert sorted(s.tags["rows"] for s in spans if s.name == "load") == [0, 10, 20, 20, 30]
 

@@ -13,8 +13,18 @@ from dask_otel.export.shaped import ShapedAttempt
 from dask_otel.parents import ACTIVITY, TASK, Parent
 
 PLACES = [
-    origin(Parent(b"t" * 16, b"g" * 8, b"c" * 8, flags, detail, False, state), prefix, f"{prefix}-group", "tcp://w:1", "w")
-    for flags, detail, state, prefix in [(1, ACTIVITY, "", "inc"), (3, TASK, "", "add"), (1, ACTIVITY, "v=1", "mul")]
+    origin(
+        Parent(b"t" * 16, b"g" * 8, b"c" * 8, flags, detail, False, state),
+        prefix,
+        f"{prefix}-group",
+        "tcp://w:1",
+        "w",
+    )
+    for flags, detail, state, prefix in [
+        (1, ACTIVITY, "", "inc"),
+        (3, TASK, "", "add"),
+        (1, ACTIVITY, "v=1", "mul"),
+    ]
 ]
 seconds = st.floats(0, 10)
 labels = st.sampled_from(["thread-cpu", "thread-noncpu", "executor", "disk-read", ("mine", 3), "étiquette"])
@@ -70,7 +80,9 @@ def encoded(spans: object) -> list[bytes]:
 def test_the_spans_are_the_same_and_so_are_their_bytes_but_for_the_order_of_fields(attempt: Attempt) -> None:
     plain = list(attempt.spans())
     shaped = list(ShapedAttempt(*attempt).spans())
-    assert [as_span(record)._replace(common=()) for record in shaped] == [s._replace(common=()) for s in plain]
+    assert [as_span(record)._replace(common=()) for record in shaped] == [
+        s._replace(common=()) for s in plain
+    ]
     assert [as_span(record).common for record in shaped] == [s.common for s in plain]
     assert len(b"".join(encoded(shaped))) == len(b"".join(encoded(plain)))
 
@@ -78,6 +90,18 @@ def test_the_spans_are_the_same_and_so_are_their_bytes_but_for_the_order_of_fiel
 def test_what_most_attempts_are_like_takes_the_cheap_way() -> None:
     amounts = [("thread-cpu", 0.1, "seconds"), ("thread-noncpu", 0.2, "seconds"), ("other", 0.1, "seconds")]
     attempt = ShapedAttempt(
-        PLACES[0], "inc-1", b"s" * 8, 1, b"", "", 1.7e9, 1.7e9 + 1, names.SUCCESS, amounts, amounts[:2], (1.0, 1.0), depths=(1, 0)
+        PLACES[0],
+        "inc-1",
+        b"s" * 8,
+        1,
+        b"",
+        "",
+        1.7e9,
+        1.7e9 + 1,
+        names.SUCCESS,
+        amounts,
+        amounts[:2],
+        (1.0, 1.0),
+        depths=(1, 0),
     )
     assert [type(record) for record in attempt.spans()] == [tuple, tuple]
