@@ -59,6 +59,7 @@ class Pipeline:
     >>> pipeline.add_processor(lambda span: seen.append(span.name))
     >>> emitter = pipeline.emitter((("service.name", "demo"),), Scope("dask_otel"))
     >>> emitter.emit(Span("inc", 5, b"\\x01" * 16, b"\\x02" * 8, start=1, end=2))
+    True
     >>> pipeline.close(), seen, pipeline.counts.exported
     (True, ['inc'], 1)
     """

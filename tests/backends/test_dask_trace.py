@@ -78,13 +78,24 @@ def test_the_tree_of_a_computation_is_whole_in_jaeger(
         dask_otel.enable(client)
         trace_id = compute(client, tmp_path)
         assert dask_otel.flush(client)
-        spans = wait_for_trace(jaeger_api, trace_id, lambda spans: len(spans) >= 30)
+        spans = wait_for_trace(jaeger_api, trace_id, whole)
     # A sender waits for the receiver's word, so its span may end after the receiver's; Jaeger remarks on that.
     assert [(s.name, s.warnings) for s in spans if s.warnings and s.name != names.GET_DATA] == []
     assert outline([s for s in spans if not moves_data(s)]) == TREE
     assert_attempts(spans)
     assert_transfers(spans)
     assert {s.service for s in spans} == {"dask-client", "dask-scheduler", "dask-worker"}
+
+
+def whole(spans: list[Span]) -> bool:
+    """Whether everything has come: the root, and every parent."""
+    known = {s.span_id for s in spans}
+    roots = [s.name for s in spans if s.parent_id is None]
+    return (
+        roots == [names.COMPUTE]
+        and all(s.parent_id in known for s in spans if s.parent_id)
+        and len(spans) > 30
+    )
 
 
 def compute(client: Client, folder: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -54,8 +55,9 @@ class Command:
         return self._log.read_text()
 
     def said(self) -> list[str]:
-        """The lines of dask-otel, from wherever in the package."""
-        return [line for line in self.log.splitlines() if "dask-otel" in line and " - INFO - " not in line]
+        """The lines of dask-otel, from wherever in the package; not those where it is part of a path."""
+        lines = [line for line in self.log.splitlines() if " - INFO - " not in line]
+        return [line for line in lines if re.search(r"(?<![/\w])dask-otel(?![/\w-])", line)]
 
     def wait_until_said(self, word: str) -> str:
         """The line of dask-otel with a word in it."""

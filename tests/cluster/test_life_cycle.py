@@ -10,7 +10,7 @@ from typing import Any
 
 import dask
 import pytest
-from distributed import Client, fire_and_forget, get_client, get_worker, rejoin, secede, wait, worker_client
+from distributed import Client, Worker, fire_and_forget, get_client, get_worker, rejoin, secede, wait, worker_client
 
 import dask_otel
 from dask_otel import names
@@ -33,6 +33,11 @@ def start_and_wait(folder: Path) -> int:
     (folder / "started").touch()
     wait_for(folder / "end")
     return 1
+
+
+def state_of(key: str, dask_worker: Worker) -> str:
+    """What a worker's state machine says of a task."""
+    return str(getattr(dask_worker.state.tasks.get(key), "state", "unknown"))
 
 
 def leave_and_return() -> tuple[float, float]:
@@ -226,6 +231,7 @@ def test_what_nobody_wants_any_more_is_told_to_its_end_after_the_client_has_gone
         after = other.submit(add, future, key="after-1")
         wait_for(tmp_path / "started")
     until_forgotten(shared, "left-1", "after-1")
+    until(lambda: "cancelled" in shared.client.run(state_of, "left-1").values())
     (tmp_path / "end").touch()
     shared.receiver.wait(
         lambda spans: [r for r in spans[shared.forgotten :] if r.span.name == "left"], DEADLINE
@@ -262,8 +268,9 @@ def test_data_that_no_task_made_has_no_spans_but_those_of_its_transfers(
 
     client.replicate(futures["k0"])
     spans = shared.spans()
-    assert outline(spans) == "gather-dep\n  get-data"
-    (received,), (sent,) = named(spans, names.GATHER_DEP), named(spans, names.GET_DATA)
+    # On a machine that is slow enough Dask asks twice.
+    assert outline(spans).replace(" ×2", "") == "gather-dep\n  get-data"
+    received, sent = named(spans, names.GATHER_DEP)[-1], named(spans, names.GET_DATA)[-1]
     host, port = here.removeprefix("tcp://").split(":")
     size = scheduler.tasks["k0"].nbytes
     assert attributes(received) == {

@@ -27,6 +27,7 @@ LAYERS = {
             "actors",
             "attempts",
             "carried",
+            "chains",
             "computations",
             "environment",
             "forest",
