@@ -10,7 +10,17 @@ from typing import Any
 
 import dask
 import pytest
-from distributed import Client, Worker, fire_and_forget, get_client, get_worker, rejoin, secede, wait, worker_client
+from distributed import (
+    Client,
+    Worker,
+    fire_and_forget,
+    get_client,
+    get_worker,
+    rejoin,
+    secede,
+    wait,
+    worker_client,
+)
 
 import dask_otel
 from dask_otel import names

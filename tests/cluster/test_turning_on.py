@@ -392,6 +392,9 @@ def test_enable_harms_no_cluster_that_lacks_the_package(
         compute(client, 1)
         assert outline(flushed(client, receiver)) == "dask.compute"
         dask_otel.disable(client)
+        assert client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.worker_plugins)) == [
+            "shuffle"
+        ]
         compute(client, 2)
         assert outline(flushed(client, receiver)) == "dask.compute"
     assert ours(caplog) == [
