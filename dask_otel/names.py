@@ -61,7 +61,7 @@ BUSY, MISSING = "busy", "missing"
 TRANSFER_OUTCOMES = (SUCCESS, BUSY, MISSING, FAILED, CANCELLED)
 
 # -- values of error.type that are not an exception's class ------------------------------------------------------
-WORKER_LOST, KILLED_WORKER, MEMORY_LIMIT = "worker_lost", "killed_worker", "memory_limit"
+WORKER_LOST, KILLED_WORKER = "worker_lost", "killed_worker"
 #: OpenTelemetry's value for an error of a class that is not known.
 OTHER_ERROR = "_OTHER"
 
@@ -198,7 +198,7 @@ ERROR_TYPE = _attribute(
     "error.type",
     "string",
     "task, actor, transfer, graph update",
-    "The exception's class, or `worker_lost`, `killed_worker`, `memory_limit`.",
+    "The exception's class, or `worker_lost`, `killed_worker`.",
 )
 
 # -- activity ----------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ A task's attempt ends as one of these; `dask.computation.outcomes.<outcome>` and
 {transfer_outcomes}
 
 `error.type` is the exception's class, or one of: `{worker_lost}` (the worker of the attempt is gone), `{killed_worker}` (and the task failed of
-that), `{memory_limit}` (the nanny killed the worker), `{other}` (the class is not known).
+that), `{other}` (the class is not known).
 
 ## Scope
 
@@ -114,7 +114,6 @@ def page() -> str:
         lost=names.LOST,
         worker_lost=names.WORKER_LOST,
         killed_worker=names.KILLED_WORKER,
-        memory_limit=names.MEMORY_LIMIT,
         other=names.OTHER_ERROR,
         scope=names.SCOPE,
         schema=names.SCHEMA_URL,
