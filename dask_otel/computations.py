@@ -1,12 +1,11 @@
-"""The scheduler's trace model: which computation, tag and group a task belongs to, and when each has ended.
+"""The scheduler's trace model: which computation, tag and group a task belongs to.
 
 Rules
 -----
 1. Standard library only; no clock, no random, no distributed: moments (s since the epoch) and ids are handed in.
-2. A task is counted while it is active (waiting, queued, no-worker, processing). A computation is settled when none
-   of its tasks is active and none of its graphs is still being worked in; it is told when its groups are.
-3. A group is told when the workers have answered for every dispatch that is over, or a second later.
-4. What is told is forgotten: nothing here grows with the number of computations that were.
+2. A task is counted while it is active (waiting, queued, no-worker, processing); what has ended is told by
+   `endings`.
+3. What is told is forgotten: nothing here grows with the number of computations that were.
 """
 
 from __future__ import annotations
@@ -17,13 +16,12 @@ from typing import NamedTuple
 from dask_otel import names, rollup
 from dask_otel.carried import Carried, Decision
 from dask_otel.chains import Chains, Past
+from dask_otel.endings import Endings
 from dask_otel.history import History, Runs
 from dask_otel.parents import OFF, Parent, attempt_span_id, pack
 from dask_otel.records import CLIENT, INTERNAL, PRODUCER, RANDOM, SAMPLED, Attributes, Link, Span
 from dask_otel.rollup import Computation, Graph, Group, Tag
 
-#: How long (s) a group waits for its workers' sums.
-PATIENCE = 1.0
 #: Groups, and tasks that failed or needed several attempts, that are remembered, so that a task which runs again
 #: long after can point at its last attempt.
 MAX_HISTORY = 1_000
@@ -97,13 +95,12 @@ class Computations:
         self._blocked: set[Hashable] = set()
         self._flights: dict[Hashable, Flight] = {}
         self._chains = Chains(MAX_HISTORY)
-        self._touched: set[Computation] = set()
-        self._open: dict[bytes, Group] = {}
+        self._endings = Endings(emit, self._part)
         self._rerun_stimulus = ""
         self._reruns: dict[bytes, Computation] = {}
         self._history = History(MAX_HISTORY)
         #: What is not told yet, by its span's id.
-        self.unsettled: dict[bytes, Computation] = {}
+        self.unsettled = self._endings.unsettled
         #: Addresses of the workers that tell of their attempts.
         self.tellers: Container[str] = ()
 
@@ -139,7 +136,7 @@ class Computations:
         computation.graphs -= 1
         graph.end = now
         computation.end = max(computation.end, now)
-        self._touched.add(computation)
+        self._endings.touch(computation)
         if computation.detail > OFF:
             for span in rollup.graph_spans(graph, self._new_span_id):
                 self._emit(span)
@@ -206,6 +203,8 @@ class Computations:
         )
         computation.tasks += not known
         self._active[key] = place
+        if not place.pending:
+            self._endings.resume(place)
         place.pending += 1
         computation.pending += 1
 
@@ -272,7 +271,7 @@ class Computations:
             found = Group(computation, tag, task.prefix, task.group, self._new_span_id(), moment)
             computation.groups[place] = found
             computation.prefixes[task.prefix] = None
-            self._open[found.span_id] = found
+            self._endings.open(found)
         return found
 
     def _tag(
@@ -303,8 +302,7 @@ class Computations:
         elif finish == "erred":
             computation.erred += 1
         if not group.pending:
-            group.end = now()
-            self._touched.add(computation)
+            self._endings.idle(group, now())
         return group, self._flights.pop(key, None)
 
     def block(self, task: Activated, now: Callable[[], float]) -> None:
@@ -321,7 +319,7 @@ class Computations:
         self._chains.forget(task.key)
         group.upstream_failed += 1
         group.computation.erred += 1
-        self._touched.add(group.computation)
+        self._endings.touch(group.computation)
 
     def ended(self, key: Hashable, group: Group, flight: Flight, finish: str, ran: bool) -> None:
         """The dispatch ``flight`` is over at a worker that is alive; ``ran`` says that it surely came to an attempt."""
@@ -415,79 +413,35 @@ class Computations:
 
     def add(self, span_id: bytes, wire: list[object]) -> bool:
         """Sums of a group have come from a worker; ``False`` if it was told already."""
-        group = self._open.get(span_id)
-        if group is None:
-            return False
-        group.sums.merge(wire)
-        if not group.pending:
-            self._touched.add(group.computation)
-        return True
+        return self._endings.add(span_id, wire)
 
     # -- ends -------------------------------------------------------------------------------------------------
     @property
     def touched(self) -> bool:
         """Whether `check` has something to look at."""
-        return bool(self._touched or self._limbo)
+        return bool(self._endings or self._limbo)
 
     @property
     def ending(self) -> bool:
         """Whether a computation is settled and not told."""
-        return any(not c.pending and not c.graphs for c in self.unsettled.values())
+        return self._endings.ending
 
-    def check(self, now: float) -> bool:
+    def check(self, now: float) -> float | None:
         """Tell what has ended; to be called after the tick in which something did.
 
-        Returns whether sums are still waited for: call `check` again within `PATIENCE`.
+        Returns the seconds after which it is to be called again though nothing else happens.
         """
         for key, group in self._limbo.items():
             self._give_up(key, group)
         self._limbo.clear()
         self._blocked.clear()
         self._reruns.clear()
-        waiting = False
-        for computation in list(self._touched):
-            if self._tell(computation, now):
-                waiting = True
-            else:
-                self._touched.discard(computation)
-        return waiting
+        return self._endings.check(now)
 
-    def _tell(self, computation: Computation, now: float) -> bool:
-        waiting = False
-        for place, group in list(computation.groups.items()):
-            if group.pending:
-                continue
-            if group.complete or now - group.end >= PATIENCE or computation.detail == OFF:
-                del computation.groups[place]
-                self._tell_group(group)
-            else:
-                waiting = True
-        if not computation.pending and not computation.graphs:
-            if self._joinable.get(computation.pair) is computation:
-                del self._joinable[computation.pair]
-            if not computation.groups:
-                self._tell_computation(computation, names.FINISHED)
-        return waiting
-
-    def _tell_group(self, group: Group) -> None:
-        group.told = True
-        self._open.pop(group.span_id, None)
-        if group.sums.going > 0:
-            group.own[names.CANCELLED] += group.sums.going
-        computation = group.computation
-        computation.take(group)
-        computation.end = max(computation.end, group.end)
-        if computation.detail > OFF:
-            self._emit(rollup.group_span(group))
-
-    def _tell_computation(self, computation: Computation, state: str) -> None:
-        if self.unsettled.pop(computation.span_id, None) is None:
-            return
-        if computation.detail == OFF:
-            return
-        for tag in reversed(computation.tags.values()):
-            self._emit(rollup.tag_span(tag))
-        self._emit(rollup.computation_span(computation, state))
+    def _part(self, computation: Computation) -> None:
+        """It is joined no more."""
+        if self._joinable.get(computation.pair) is computation:
+            del self._joinable[computation.pair]
 
     def stop(self, now: float, state: str) -> None:
         """Tell everything that is open: the scheduler restarts or closes."""
@@ -497,16 +451,4 @@ class Computations:
         self._chains.clear()
         self._joinable.clear()
         self._current = None
-        for computation in list(self.unsettled.values()):
-            for group in list(computation.groups.values()):
-                if group.pending:
-                    group.end = now
-                self._tell_group(group)
-            computation.groups.clear()
-            computation.pending = 0
-            computation.end = (
-                max(computation.end, now) if computation.end == computation.start else computation.end
-            )
-            if computation.graphs == 0 or state == names.CLOSED:
-                self._tell_computation(computation, state)
-        self._touched.clear()
+        self._endings.stop(now, state)

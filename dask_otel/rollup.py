@@ -92,6 +92,11 @@ class Computation:
         return self.parent.detail
 
     @property
+    def settled(self) -> bool:
+        """Whether none of its tasks is active and none of its graphs being worked in."""
+        return not self.pending and not self.graphs
+
+    @property
     def link(self) -> Link | None:
         """A link to this computation, if its span is sent."""
         if self.detail == OFF:
@@ -114,6 +119,7 @@ class Computation:
 
     def take(self, group: Group) -> None:
         """Add a told group's totals."""
+        self.end = max(self.end, group.end)
         for outcome, n in group.outcomes().items():
             self.outcomes[outcome] += n
         self.wasted += group.sums.wasted
@@ -174,6 +180,11 @@ class Group:
         self.told = False
         self._parents: list[Parent | None] = [None, None]
         self._packed: list[bytes | list[object] | None] = [None, None]
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Where it stands in its computation."""
+        return self.tag.dask_id if self.tag else "", self.name
 
     @property
     def complete(self) -> bool:

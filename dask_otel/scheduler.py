@@ -18,7 +18,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dask_otel import names, process, submission
 from dask_otel.carried import Decision
-from dask_otel.computations import PATIENCE, Activated, Computations
+from dask_otel.computations import Activated, Computations
 from dask_otel.guard import Guard
 from dask_otel.holders import BY_CLIENT, BY_PRELOAD, Holders
 from dask_otel.parents import DETAILS, OFF
@@ -54,7 +54,7 @@ class SchedulerTelemetry:
         )
         self._loop = asyncio.get_running_loop()
         self._checking = False
-        self._patient = False
+        self._next_check: asyncio.TimerHandle | None = None
         self._first = True
         self._instrumented: dict[str, str] = {}
         self.model.tellers = self._instrumented
@@ -229,14 +229,20 @@ class SchedulerTelemetry:
     def _check(self) -> None:
         self._checking = False
         try:
-            if self.model.check(time.time()) and not self._patient:
-                self._patient = True
-                self._loop.call_later(PATIENCE + 0.01, self._check_again)
+            self._check_in(self.model.check(time.time()))
         except Exception:
             self.guard.fault("check")
 
+    def _check_in(self, seconds: float | None) -> None:
+        pending = self._next_check
+        if seconds is None or (pending is not None and pending.when() <= self._loop.time() + seconds):
+            return
+        if pending is not None:
+            pending.cancel()
+        self._next_check = self._loop.call_later(seconds + 0.01, self._check_again)
+
     def _check_again(self) -> None:
-        self._patient = False
+        self._next_check = None
         self._check_soon()
 
     async def settled(self, timeout: float) -> bool:
@@ -248,6 +254,9 @@ class SchedulerTelemetry:
 
     def stop(self, state: str) -> None:
         """Tell all that is open."""
+        if self._next_check is not None:
+            self._next_check.cancel()
+            self._next_check = None
         self.model.stop(time.time(), state)
 
 

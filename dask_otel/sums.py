@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
+from typing import Any
 
 from dask_otel.intervals import text
 
@@ -20,6 +21,8 @@ RELATIVE_ERROR = 0.01
 _LOG_GAMMA = math.log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
 #: The lowest bucket holds everything up to one nanosecond.
 _SMALLEST = 1e-9
+#: What is added up as it is, in the order in which it travels; new ones come last.
+_TOTALS = ("size", "emitted", "dropped", "recomputed", "unstarted", "going")
 
 
 class Sums:
@@ -130,32 +133,29 @@ class Sums:
             [[bucket, n] for bucket, n in self.buckets.items()],
             self.minimum if self.buckets else -1.0,
             self.maximum,
-            self.size,
-            self.emitted,
-            self.dropped,
-            self.recomputed,
-            self.unstarted,
-            self.going,
+            *[getattr(self, name) for name in _TOTALS],
         ]
 
-    def merge(self, wire: list[object]) -> None:
-        """Add what `to_wire` gave elsewhere."""
-        counts, amounts, buckets, minimum, maximum, size, emitted, dropped, recomputed, unstarted, going = (
-            wire
-        )
-        for outcome, n, seconds in counts:  # type: ignore[attr-defined]
+    def merge(self, wire: list[Any]) -> None:
+        """Add what `to_wire` gave elsewhere, be it of a version that has more of it or less.
+
+        Examples
+        --------
+        >>> sums = Sums()
+        >>> sums.merge([[["success", 1, 0.5]], [], [[0, 1]], 0.5, 0.5])
+        >>> sums.counts["success"], sums.maximum, sums.size
+        (1, 0.5, 0)
+        """
+        counts, amounts, buckets, minimum, maximum, *totals = wire
+        for outcome, n, seconds in counts:
             self.counts[outcome] += n
             self.seconds[outcome] += seconds
-        for label, unit, value in amounts:  # type: ignore[attr-defined]
+        for label, unit, value in amounts:
             self.amounts[label, unit] += value
-        for bucket, n in buckets:  # type: ignore[attr-defined]
+        for bucket, n in buckets:
             self.buckets[bucket] += n
-        if minimum >= 0:  # type: ignore[operator]
-            self.minimum = min(self.minimum, minimum)  # type: ignore[call-overload]
-        self.maximum = max(self.maximum, maximum)  # type: ignore[call-overload]
-        self.size += size  # type: ignore[operator]
-        self.emitted += emitted  # type: ignore[operator]
-        self.dropped += dropped  # type: ignore[operator]
-        self.recomputed += recomputed  # type: ignore[operator]
-        self.unstarted += unstarted  # type: ignore[operator]
-        self.going += going  # type: ignore[operator]
+        if minimum >= 0:
+            self.minimum = min(self.minimum, minimum)
+        self.maximum = max(self.maximum, maximum)
+        for name, total in zip(_TOTALS, totals):
+            setattr(self, name, getattr(self, name) + total)

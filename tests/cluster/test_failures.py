@@ -17,7 +17,7 @@ import pytest
 from distributed import Future, KilledWorker, Reschedule, secede, wait
 
 import dask_otel
-from dask_otel import computations, names
+from dask_otel import endings, names
 from dask_otel.receiver import Receiver
 from dask_otel.records import ERROR, UNSET
 from dask_otel.tree import Received, outline
@@ -86,7 +86,7 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loaded machine makes no worker late: totals are whole or the test fails."""
-    monkeypatch.setattr(computations, "PATIENCE", 20.0)
+    monkeypatch.setattr(endings, "PATIENCE", 20.0)
 
 
 # -- what tests ask ------------------------------------------------------------------------------------------------
@@ -1008,7 +1008,7 @@ def test_a_cancelled_task_that_goes_on_for_long_is_counted_before_it_ends(
     shared: Traced, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scenario 8: the computation does not wait for it, and says what it does not know."""
-    monkeypatch.setattr(computations, "PATIENCE", 0.5)
+    monkeypatch.setattr(endings, "PATIENCE", 0.5)
     future = shared.client.submit(held, 1, gate)
     gate.wait_for_tasks()
     future.cancel()

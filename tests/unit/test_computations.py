@@ -10,7 +10,8 @@ import pytest
 
 from dask_otel import names, parents
 from dask_otel.carried import Carried, Decision
-from dask_otel.computations import MAX_HISTORY, PATIENCE, Activated, Computations
+from dask_otel.computations import MAX_HISTORY, Activated, Computations
+from dask_otel.endings import LINGER, PATIENCE
 from dask_otel.records import ERROR, Span
 from dask_otel.sums import Sums
 from dask_otel.tree import outline
@@ -123,7 +124,7 @@ class Scheduler:
             worker=(flight.address, "w"),
         )
 
-    def tick(self, seconds: float = 0.0) -> bool:
+    def tick(self, seconds: float = 0.0) -> float | None:
         self.now += seconds
         return self.model.check(self.now)
 
@@ -308,6 +309,37 @@ def test_a_group_whose_sums_never_come_says_so_after_a_while(scheduler: Schedule
     assert not scheduler.tick(PATIENCE)
     assert scheduler.attributes("inc group")[names.GROUP_INCOMPLETE] is True
     assert len(scheduler.computations) == 1
+
+
+def test_tasks_that_come_in_pieces_are_one_group_while_the_computation_goes_on(scheduler: Scheduler) -> None:
+    scheduler.submit("inc-1", "long-1", stimulus="first")
+    scheduler.run("inc-1")
+    assert scheduler.tick() == LINGER
+    scheduler.submit("inc-2", stimulus="second")
+    assert scheduler.tick(LINGER + 1) is None
+    scheduler.run("inc-2")
+    assert scheduler.tick() == LINGER
+    scheduler.run("long-1")
+    assert scheduler.tick() is None
+    assert scheduler.outline() == dedent("""\
+        (parent not received)
+          dask.computation
+            inc group
+            long group""")
+    assert scheduler.attributes("inc group")[names.GROUP_OUTCOMES + names.SUCCESS] == 2
+
+
+def test_a_group_that_has_long_ended_does_not_wait_for_its_computation(scheduler: Scheduler) -> None:
+    scheduler.submit("inc-1", "add-1", "long-1", stimulus="first")
+    scheduler.run("inc-1")
+    scheduler.now += 1
+    scheduler.run("add-1")
+    scheduler.tick(LINGER - 1)
+    assert [s.name for s in scheduler.emitted if "group" in s.name] == ["inc group"]
+    assert scheduler.tick() == 1.0
+    assert scheduler.tick(1.0) is None
+    assert [s.name for s in scheduler.emitted if "group" in s.name] == ["inc group", "add group"]
+    assert scheduler.computations == []
 
 
 def test_a_task_that_never_ran_since_another_failed_is_counted_apart(scheduler: Scheduler) -> None:

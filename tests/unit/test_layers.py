@@ -29,6 +29,7 @@ LAYERS = {
             "carried",
             "chains",
             "computations",
+            "endings",
             "environment",
             "forest",
             "history",

@@ -1,0 +1,149 @@
+"""What has ended on a scheduler, and when it is told: groups, then the tags and the computation that they are of.
+
+Rules
+-----
+1. Standard library only; no clock: moments are handed in (s since the epoch).
+2. A computation is settled when none of its tasks is active and none of its graphs is still being worked in. It is
+   told when its groups are.
+3. A group is told when its computation is settled and the workers have answered for every dispatch that is over, or
+   `PATIENCE` later. Where the computation goes on it is told once it has been without a task for `LINGER`: what is
+   submitted in small pieces is one group, and what ended long ago does not wait for the end of all.
+4. What is told is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dask_otel import names, rollup
+from dask_otel.parents import OFF
+from dask_otel.records import Span
+from dask_otel.rollup import Computation, Group
+
+#: Seconds that a group of a settled computation waits for its workers' sums.
+PATIENCE = 1.0
+#: Seconds that a group waits for more of its tasks while its computation goes on.
+LINGER = 10.0
+
+
+class Endings:
+    """Computations and groups that are not told yet.
+
+    Parameters
+    ----------
+    emit:
+        Gets each span as it is told.
+    settled:
+        Is called with a computation that is to be joined no more.
+    """
+
+    def __init__(self, emit: Callable[[Span], object], settled: Callable[[Computation], object]) -> None:
+        self._emit = emit
+        self._settled = settled
+        #: Computations by their span's id.
+        self.unsettled: dict[bytes, Computation] = {}
+        self._groups: dict[bytes, Group] = {}
+        #: Groups without an active task, in the order in which they lost the last.
+        self._idle: dict[Group, None] = {}
+        self._touched: set[Computation] = set()
+
+    def __bool__(self) -> bool:
+        """Whether `check` has something to look at."""
+        return bool(self._touched)
+
+    def open(self, group: Group) -> None:
+        """A group has come into being."""
+        self._groups[group.span_id] = group
+
+    def touch(self, computation: Computation) -> None:
+        """Something of it has ended."""
+        self._touched.add(computation)
+
+    def resume(self, group: Group) -> None:
+        """It has a task again."""
+        self._idle.pop(group, None)
+
+    def idle(self, group: Group, now: float) -> None:
+        """Its last active task has ended."""
+        group.end = now
+        self._idle.pop(group, None)
+        self._idle[group] = None
+        self._touched.add(group.computation)
+
+    def add(self, span_id: bytes, wire: list[object]) -> bool:
+        """Sums of a group have come from a worker; ``False`` if it was told already."""
+        group = self._groups.get(span_id)
+        if group is None:
+            return False
+        group.sums.merge(wire)
+        if not group.pending:
+            self._touched.add(group.computation)
+        return True
+
+    @property
+    def ending(self) -> bool:
+        """Whether a computation is settled and not told."""
+        return any(computation.settled for computation in self.unsettled.values())
+
+    def check(self, now: float) -> float | None:
+        """Tell what has ended; to be called after the tick in which something did.
+
+        Returns the seconds after which it is to be called again though nothing else happens.
+        """
+        again: float | None = None
+        for computation in list(self._touched):
+            if not (computation.settled and self._tell_settled(computation, now)):
+                self._touched.discard(computation)
+            else:
+                again = PATIENCE
+        while self._idle:
+            group = next(iter(self._idle))
+            left = group.end + LINGER - now
+            if left > 0:
+                return left if again is None else min(again, left)
+            self._tell_group(group)
+        return again
+
+    def _tell_settled(self, computation: Computation, now: float) -> bool:
+        """Tell what can be; whether something waits for sums."""
+        self._settled(computation)
+        for group in list(computation.groups.values()):
+            if group.complete or now - group.end >= PATIENCE or computation.detail == OFF:
+                self._tell_group(group)
+        if computation.groups:
+            return True
+        self._tell_computation(computation, names.FINISHED)
+        return False
+
+    def _tell_group(self, group: Group) -> None:
+        computation = group.computation
+        group.told = True
+        self._idle.pop(group, None)
+        self._groups.pop(group.span_id, None)
+        computation.groups.pop(group.place, None)
+        if group.sums.going > 0:
+            group.own[names.CANCELLED] += group.sums.going
+        computation.take(group)
+        if computation.detail > OFF:
+            self._emit(rollup.group_span(group))
+
+    def _tell_computation(self, computation: Computation, state: str) -> None:
+        if self.unsettled.pop(computation.span_id, None) is None or computation.detail == OFF:
+            return
+        for tag in reversed(computation.tags.values()):
+            self._emit(rollup.tag_span(tag))
+        self._emit(rollup.computation_span(computation, state))
+
+    def stop(self, now: float, state: str) -> None:
+        """Tell everything that is open: the scheduler restarts or closes."""
+        for computation in list(self.unsettled.values()):
+            for group in list(computation.groups.values()):
+                if group.pending:
+                    group.end = now
+                self._tell_group(group)
+            computation.pending = 0
+            if computation.end == computation.start:
+                computation.end = max(computation.end, now)
+            if computation.graphs == 0 or state == names.CLOSED:
+                self._tell_computation(computation, state)
+        self._touched.clear()
