@@ -31,6 +31,8 @@ from dask_otel.export.outcome import REJECTED, RETRY, UNKNOWN, Outcome
 from dask_otel.settings import Otlp
 
 _RETRYABLE = frozenset({429, 502, 503, 504})
+#: Statuses of a server that has nothing to take telemetry at that path.
+_ELSEWHERE = frozenset({404, 405})
 
 #: zlib's number for 32 kB of window after a header of each kind.
 _WINDOWS = {"gzip": 31, "deflate": 15}
@@ -62,6 +64,7 @@ class HttpSender:
         self._handle: socket.socket | None = None
         self._sending = Lock()
         self._closed = False
+        self._answered = False
 
     def send(self, body: bytes, spans: int) -> Outcome:
         """Send one request and wait for its answer."""
@@ -95,7 +98,7 @@ class HttpSender:
             return self._answer(connection)
         except (OSError, HTTPException) as error:
             self._drop()
-            return Outcome(UNKNOWN, f"sent, but no answer came: {_told(error)}")
+            return Outcome(UNKNOWN, f"sent, but no answer came: {_told(error)}{self._spoken(error)}")
 
     def _connected(self) -> HTTPConnection:
         """The kept connection, or a new one if the receiver has closed it meanwhile."""
@@ -152,10 +155,17 @@ class HttpSender:
 
     def _answer(self, connection: HTTPConnection) -> Outcome:
         response = connection.getresponse()
+        self._answered = True
         answer = response.read(outcome.MAX_ANSWER)
         if response.will_close or not response.isclosed():
             self._drop()
         return _judge(response, answer)
+
+    def _spoken(self, error: Exception) -> str:
+        """What one that hangs up, or answers what is no HTTP, and never did otherwise, may be."""
+        if self._answered or isinstance(error, TimeoutError):
+            return ""
+        return " (a gRPC port does so too: if it is one, set OTEL_EXPORTER_OTLP_PROTOCOL=grpc)"
 
     def _cut_short(self, connection: HTTPConnection, error: Exception) -> Outcome:
         """The request could not be sent whole; a receiver that closed early may have said why."""
@@ -183,6 +193,8 @@ def _judge(response: HTTPResponse, answer: bytes) -> Outcome:
     reason = f"HTTP {response.status} {outcome.text(response.reason.encode())}" + (
         f": {said}" if said else ""
     )
+    if response.status in _ELSEWHERE:
+        reason += " (OTLP's usual path is /v1/traces, which is added to OTEL_EXPORTER_OTLP_ENDPOINT)"
     if response.status in _RETRYABLE:
         return Outcome(RETRY, reason, after=retry_after(response.getheader("Retry-After"), time.time()))
     return Outcome(REJECTED, reason)

@@ -148,6 +148,9 @@ def _answer_and_close(listening: socket.socket) -> None:
 # -- what becomes of it --------------------------------------------------------------------------------------
 
 
+GRPC_HINT = " (a gRPC port does so too: if it is one, set OTEL_EXPORTER_OTLP_PROTOCOL=grpc)"
+
+
 @pytest.mark.parametrize("status", [200, 202, 204])
 def test_an_answer_of_success_is_delivered(sender: Any, status: int) -> None:
     with http_receiver(Answer(status)) as receiver:
@@ -159,7 +162,7 @@ def test_a_partial_success_is_delivered_with_what_was_refused(sender: Any) -> No
         assert sender(receiver.url).send(BODY, 5) == Outcome(DELIVERED, "too old", 0.0, 3)
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 500, 501])
+@pytest.mark.parametrize("status", [400, 401, 403, 413, 500, 501])
 def test_other_refusals_are_final_and_say_why(sender: Any, status: int) -> None:
     why = Status(code=3, message="no\nsuch   tenant").SerializeToString()
     with http_receiver(Answer(status, why)) as receiver:
@@ -167,6 +170,16 @@ def test_other_refusals_are_final_and_say_why(sender: Any, status: int) -> None:
     assert outcome.fate == REJECTED
     assert outcome.reason.startswith(f"HTTP {status} ")
     assert outcome.reason.endswith(": no such tenant")
+
+
+@pytest.mark.parametrize("status", [404, 405])
+def test_a_server_that_has_nothing_there_gives_rise_to_a_hint(sender: Any, status: int) -> None:
+    with http_receiver(Answer(status)) as receiver:
+        outcome = sender(receiver.url).send(BODY, 1)
+    assert outcome.fate == REJECTED
+    assert outcome.reason.endswith(
+        " (OTLP's usual path is /v1/traces, which is added to OTEL_EXPORTER_OTLP_ENDPOINT)"
+    )
 
 
 def test_a_redirect_is_not_followed(sender: Any) -> None:
@@ -235,7 +248,15 @@ def test_a_connection_that_breaks_after_the_request_is_unknown_and_not_sent_agai
         outcome = sender(receiver.url).send(BODY, 1)
         assert outcome.fate == UNKNOWN
         assert "no answer came: RemoteDisconnected" in outcome.reason
+        assert outcome.reason.endswith(GRPC_HINT)
         assert len(receiver.requests) == 1
+
+
+def test_one_that_has_answered_before_is_no_grpc_port(sender: Any) -> None:
+    with http_receiver(Answer(), Answer(drop=True)) as receiver:
+        one = sender(receiver.url)
+        assert one.send(BODY, 1).fate == DELIVERED
+        assert not one.send(BODY, 1).reason.endswith(GRPC_HINT)
 
 
 def test_an_answer_that_is_no_http_is_unknown(sender: Any) -> None:
@@ -245,6 +266,7 @@ def test_an_answer_that_is_no_http_is_unknown(sender: Any) -> None:
         outcome = sender(f"http://127.0.0.1:{listening.getsockname()[1]}/").send(BODY, 1)
         thread.join()
     assert outcome.fate == UNKNOWN
+    assert outcome.reason.endswith(GRPC_HINT)
 
 
 def _babble(listening: socket.socket) -> None:
