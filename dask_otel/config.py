@@ -72,12 +72,12 @@ def explain() -> str:
     Examples
     --------
     >>> print(explain())
-    dask-otel exports nothing, since it was not told where to: set OTEL_EXPORTER_OTLP_ENDPOINT, for example to \
-http://localhost:4318, or OTEL_TRACES_EXPORTER=console to see spans here.
+    dask-otel exports nothing: no endpoint and no exporter is set that it can use. Set OTEL_EXPORTER_OTLP_ENDPOINT, \
+for example to http://localhost:4318, or OTEL_TRACES_EXPORTER=console to see spans here.
     """
     return (
-        "dask-otel exports nothing, since it was not told where to: set OTEL_EXPORTER_OTLP_ENDPOINT, for example to "
-        "http://localhost:4318, or OTEL_TRACES_EXPORTER=console to see spans here."
+        "dask-otel exports nothing: no endpoint and no exporter is set that it can use. Set "
+        "OTEL_EXPORTER_OTLP_ENDPOINT, for example to http://localhost:4318, or OTEL_TRACES_EXPORTER=console to see spans here."
     )
 
 

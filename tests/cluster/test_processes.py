@@ -317,10 +317,7 @@ def test_nothing_set_starts_no_thread_sends_nothing_and_says_what_to_type(
     assert with_us == without_us
     assert [name for name in on_scheduler if "otel" in name] == []
     assert receiver.requests() == []
-    sentence = (
-        "dask-otel exports nothing, since it was not told where to: set OTEL_EXPORTER_OTLP_ENDPOINT, for example to "
-        "http://localhost:4318, or OTEL_TRACES_EXPORTER=console to see spans here."
-    )
+    sentence = config.explain()
     assert (scheduler.said(), worker.said(), without.said(), ours(caplog)) == (
         [sentence],
         [sentence],

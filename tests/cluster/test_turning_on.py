@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import dask_otel
-from dask_otel import names, process
+from dask_otel import config, names, process
 from dask_otel.export.readable import from_readable
 from dask_otel.instrumentor import DaskInstrumentor
 from dask_otel.receiver import Receiver
@@ -250,10 +250,7 @@ def test_enable_tells_preloaded_servers_where_to_send_until_disable(
         compute(client, 2)
         assert flushed(client, receiver, seen) == []
     for command in (scheduler, worker):
-        assert command.said() == [
-            "dask-otel exports nothing, since it was not told where to: set OTEL_EXPORTER_OTLP_ENDPOINT, for example "
-            "to http://localhost:4318, or OTEL_TRACES_EXPORTER=console to see spans here."
-        ]
+        assert command.said() == [config.explain()]
 
 
 # -- on some servers only ------------------------------------------------------------------------------------------
