@@ -36,6 +36,8 @@ MAX_KEY_LENGTH = 256
 #: The names that this process has given to spans of tasks and of activities.
 TASK_NAMES = Vocabulary(names.OVERFLOW_TASK)
 ACTIVITY_NAMES = Vocabulary(names.OVERFLOW_ACTIVITY)
+#: From one activity's span id to the next: odd, so that those of one task differ.
+ACTIVITY_STEP = 0xD1342543DE82EF95
 _NS = 1e9
 _UNITS_OF_INTEGERS = ("bytes", "count")
 
@@ -120,7 +122,7 @@ class Attempt(NamedTuple):
         """Spans it stands for, about."""
         if self.origin.parent.detail < ACTIVITY:
             return 1
-        return 1 + sum(post[2] == "seconds" for post in self.posts)
+        return 1 + [unit for _, _, unit in self.posts].count("seconds")
 
     def spans(self) -> Iterator[Span]:
         """The task's span, then one for each metering context."""
@@ -279,8 +281,8 @@ def _activity_attributes(interval: Interval, offset: float) -> Attributes:
 
 def activity_span_id(task_span_id: bytes, number: int) -> bytes:
     """Id of the ``number``-th activity of a task; odd multiples keep them apart within a task."""
-    z = (int.from_bytes(task_span_id, "big") + number * 0xD1342543DE82EF95) & 0xFFFFFFFFFFFFFFFF
-    return (z or 1).to_bytes(8, "big")
+    z = (int.from_bytes(task_span_id, "little") + number * ACTIVITY_STEP) & 0xFFFFFFFFFFFFFFFF
+    return (z or 1).to_bytes(8, "little")
 
 
 def _tells(event: Event, failure: Failure) -> bool:

@@ -14,7 +14,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from dask_otel.names import ACTIVITY_COMPUTE
 
@@ -34,19 +34,88 @@ def text(label: Hashable) -> str:
     return str(label)
 
 
-class Interval:
-    """One metering context: label, begin and end (s), bytes and count metered under the same label.
+class Outline:
+    """An interval without its times: where its amounts stand among the posts, its children among the outlines.
 
     ``depth`` is the number of contexts that were open around it.
     """
 
-    __slots__ = ("children", "count", "cpu", "depth", "end", "label", "noncpu", "size", "start")
+    __slots__ = ("children", "counts", "cpu", "depth", "label", "noncpu", "post", "sizes")
 
-    def __init__(self, label: str, start: float, end: float, depth: int) -> None:
+    def __init__(self, label: str, post: int, depth: int, children: list[int]) -> None:
+        self.label = label
+        self.post = post
+        self.depth = depth
+        self.children = children
+        self.sizes: list[int] = []
+        self.counts: list[int] = []
+        self.cpu: int | None = None
+        self.noncpu: int | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.label}{self.children or ''}"
+
+
+def outline(labels: Iterable[Hashable], units: Iterable[str], depths: Iterable[int]) -> list[Outline]:
+    """What was metered inside what, in the order of the ends: it follows from labels, units and depths alone.
+
+    Examples
+    --------
+    >>> outline(["mine", "thread-cpu", "thread-noncpu"], ["seconds"] * 3, [2, 1, 0])
+    [mine, compute[0]]
+    """
+    made: list[Outline] = []
+    open_: list[int] = []
+    cpu: int | None = None
+    pending: dict[str, list[tuple[int, str]]] = {}
+    for i, (label, unit, depth) in enumerate(zip(labels, units, depths)):
+        name = text(label)
+        if unit != "seconds":
+            _attach([made[index] for index in open_[-3:]], name, i, unit, pending)
+        elif name == _THREAD_CPU:
+            cpu = i
+        else:
+            children: list[int] = []
+            while open_ and made[open_[-1]].depth > depth:
+                children.append(open_.pop())
+            open_.append(len(made))
+            one = Outline(ACTIVITY_COMPUTE if name == _THREAD_NONCPU else name, i, depth, children[::-1])
+            made.append(one)
+            if name == _THREAD_NONCPU:
+                one.cpu, one.noncpu = cpu, i
+                cpu = None
+            else:
+                for amount, its_unit in pending.pop(name, ()):
+                    _add(one, amount, its_unit)
+    return made
+
+
+def _attach(
+    open_: list[Outline], label: str, post: int, unit: str, pending: dict[str, list[tuple[int, str]]]
+) -> None:
+    """Bytes and counts belong to the interval of the same label that has just ended, else to the next one."""
+    if unit not in ("bytes", "count"):
+        return
+    for one in reversed(open_):
+        if one.label == label:
+            _add(one, post, unit)
+            return
+    pending.setdefault(label, []).append((post, unit))
+
+
+def _add(one: Outline, post: int, unit: str) -> None:
+    (one.sizes if unit == "bytes" else one.counts).append(post)
+
+
+class Interval:
+    """One metering context: label, begin and end (s), bytes and count metered under the same label."""
+
+    __slots__ = ("children", "count", "cpu", "end", "label", "noncpu", "size", "start")
+
+    def __init__(self, label: str, start: float, end: float) -> None:
         self.label = label
         self.start = start
         self.end = end
-        self.depth = depth
         self.children: list[Interval] = []
         self.size: float | None = None
         self.count: float | None = None
@@ -73,7 +142,7 @@ def nest(
     moments:
         When each was posted (s).
     depths:
-        How many metering contexts were open around each.
+        How many metering contexts were open around each; any number that grows with them will do.
     compute:
         How long (s) the task's function took, where Dask tells it: its two amounts may be cut at zero.
 
@@ -85,43 +154,36 @@ def nest(
     ...      [4.0, 11.0, 11.0], [2, 1, 0])
     [compute[1, 11, [mine[2, 4]]]]
     """
-    open_: list[Interval] = []
-    cpu: float | None = None
-    pending: dict[str, list[tuple[float, str]]] = {}
-    for (label, value, unit), moment, depth in zip(posts, moments, depths):
-        name = text(label)
-        if unit != "seconds":
-            _attach(open_, name, value, unit, pending)
-        elif name == _THREAD_CPU:
-            cpu = value
-        elif name == _THREAD_NONCPU:
-            interval = _close(open_, ACTIVITY_COMPUTE, value + (cpu or 0.0), moment, depth, compute)
-            interval.cpu, interval.noncpu = cpu, value
-            cpu = None
-        else:
-            interval = _close(open_, name, value, moment, depth, None)
-            for amount, its_unit in pending.pop(name, ()):
-                _add(interval, amount, its_unit)
-    return open_
+    labels, units = [post[0] for post in posts], [post[2] for post in posts]
+    values = [post[1] for post in posts]
+    made: list[Interval] = []
+    inside: set[int] = set()
+    for one in outline(labels, units, depths):
+        made.append(_interval(one, values, moments[one.post], [made[i] for i in one.children], compute))
+        inside.update(one.children)
+    return [interval for i, interval in enumerate(made) if i not in inside]
 
 
-def _close(
-    open_: list[Interval], label: str, amount: float, end: float, depth: int, exact: float | None
+def _interval(
+    one: Outline, values: Sequence[float], end: float, children: list[Interval], compute: float | None
 ) -> Interval:
-    children: list[Interval] = []
-    while open_ and open_[-1].depth > depth:
-        children.append(open_.pop())
-    children.reverse()
-    length = sum([child.end - child.start for child in children], amount) if exact is None else exact
+    own, cpu = values[one.post], None if one.cpu is None else values[one.cpu]
+    if one.noncpu is not None and compute is not None:
+        length = compute
+    else:
+        length = sum([child.end - child.start for child in children], own + (cpu or 0.0))
     start = end - length
     if children and children[0].start < start:  # Its end was noted late.
         start = children[0].start
         end = max(start + length, children[-1].end)
-    interval = Interval(label, start, end, depth)
+    interval = Interval(one.label, start, end)
     for child in children:
         _clamp(child, start, end)
     interval.children = children
-    open_.append(interval)
+    if one.noncpu is not None:
+        interval.cpu, interval.noncpu = cpu, own
+    interval.size = sum([values[i] for i in one.sizes]) if one.sizes else None
+    interval.count = sum([values[i] for i in one.counts]) if one.counts else None
     return interval
 
 
@@ -138,23 +200,3 @@ def clamp(intervals: Sequence[Interval], start: float, end: float) -> None:
     """Cut intervals to a parent's: a user may post seconds that no interval stands behind."""
     for interval in intervals:
         _clamp(interval, start, end)
-
-
-def _attach(
-    open_: list[Interval], label: str, value: float, unit: str, pending: dict[str, list[tuple[float, str]]]
-) -> None:
-    """Bytes and counts belong to the interval of the same label that has just ended, else to the next one."""
-    if unit not in ("bytes", "count"):
-        return
-    for interval in reversed(open_[-3:]):
-        if interval.label == label:
-            _add(interval, value, unit)
-            return
-    pending.setdefault(label, []).append((value, unit))
-
-
-def _add(interval: Interval, value: float, unit: str) -> None:
-    if unit == "bytes":
-        interval.size = (interval.size or 0) + value
-    else:
-        interval.count = (interval.count or 0) + value

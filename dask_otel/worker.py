@@ -20,7 +20,6 @@ from opentelemetry.context import Context
 from dask_otel import actors, current, names, process, submission, transfers
 from dask_otel.attempts import Attempt, Failure, Origin, failure_from_text, origin
 from dask_otel.client import TaskClients
-from dask_otel.export.shaped import ShapedAttempt
 from dask_otel.guard import Guard
 from dask_otel.parents import GROUP, OFF, TASK, Handed, Parent, attempt_span_id, unpack
 from dask_otel.seam import client as client_seam
@@ -230,7 +229,7 @@ class WorkerTelemetry:
         span, posts, handed = traced.span, run.posts, traced.handed
         assert span is not None
         waiting, ready = run.waiting, run.ready
-        return ShapedAttempt(
+        return Attempt(
             traced.place.origin,
             run.key,
             traced.span_id,
@@ -241,8 +240,8 @@ class WorkerTelemetry:
             ended.end,
             ended.outcome,
             ended.amounts,
-            tuple(posts),
-            tuple(posts.moments),
+            posts[:],
+            posts.moments[:],
             run.shift,
             ended.compute,
             ended.size,

@@ -15,21 +15,28 @@ from dask_otel.tree import Received, tree
 
 __all__ = ["incomplete", "not_delivered", "not_sampled", "sent", "set_aside", "shown"]
 
+LEGEND = """\
+×8 … Σ: eight spans that are alike, the shortest–the longest, and their sum. A span includes what
+is below it. [rescheduled]: the task asked to run on another worker, as P2P does."""
+HEADING = """\
+Thread-seconds of tasks by prefix and activity, each second once. `executor` is the way to a
+thread and back, `other` what Dask does not meter."""
 NEXT = """\
 In Jaeger:          docker run --rm -p 4318:4318 -p 16686:16686 jaegertracing/jaeger:latest
                     dask otel demo --endpoint http://localhost:4318
-On a real cluster:  set OTEL_EXPORTER_OTLP_ENDPOINT for every process, then either call dask_otel.enable(client)
-                    or start `dask scheduler` and `dask worker` with --preload dask_otel"""
+On a real cluster:  set OTEL_EXPORTER_OTLP_ENDPOINT for every process, then
+                    call dask_otel.enable(client), or start `dask scheduler` and `dask worker`
+                    with --preload dask_otel"""
 
 
 def shown(spans: Sequence[Received], trace_id: str, width: int) -> str:
     """The trace as a tree, where its thread-seconds went, what to do next."""
     own = [item for item in spans if item.span.trace_id.hex() == trace_id]
     lasted = max(item.span.end for item in own) - min(item.span.start for item in own)
-    parts = [f"Trace {trace_id}, {len(own)} spans\n\n{tree(own, width=width, floor=lasted // 100)}"]
+    parts = [f"Trace {trace_id}, {len(own)} spans\n\n{tree(own, width=width, floor=lasted // 100)}", LEGEND]
     if others := len(spans) - len(own):
         parts.append(f"{others} more spans are in traces of their own.")
-    parts.append(f"Thread-seconds of tasks, by prefix and activity\n\n{activity_table(own, width=width)}")
+    parts.append(f"{HEADING}\n\n{activity_table(own, width=width)}")
     return "\n\n".join([*parts, NEXT])
 
 

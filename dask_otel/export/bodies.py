@@ -14,18 +14,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from operator import add
+from typing import NamedTuple, TypeAlias
 
 from dask_otel.export.encode import Encoder, encode_resource, encode_scope
-from dask_otel.export.shape import Record
+from dask_otel.export.forms import Encoded
 from dask_otel.export.wire import block, utf8, varint
-from dask_otel.records import Attributes, Scope
+from dask_otel.records import Attributes, Scope, Span
 
 #: Bytes that a body may have: 4 MiB less what frames may add.
 MAX_BODY = 4 * 2**20 - 1_024
 
 #: Bytes by which tags and lengths around a block of spans may grow it.
 _AROUND = 32
+
+
+#: A span, or the spans of an attempt that are encoded already.
+Taken: TypeAlias = "Span | Encoded"
+
+
+def number(spans: Iterable[Taken]) -> int:
+    """How many spans there are."""
+    return sum([span.spans if type(span) is Encoded else 1 for span in spans])
 
 
 class Source:
@@ -66,12 +76,12 @@ class Bodies:
     (106, 1)
     """
 
-    def __init__(self, failed: Callable[[Record, Exception], object], limit: int = MAX_BODY) -> None:
+    def __init__(self, failed: Callable[[Span, Exception], object], limit: int = MAX_BODY) -> None:
         self._encoder = Encoder()
         self._failed = failed
         self._limit = limit
 
-    def build(self, batch: Iterable[tuple[Source, Sequence[Record]]]) -> Iterator[Body]:
+    def build(self, batch: Iterable[tuple[Source, Sequence[Taken]]]) -> Iterator[Body]:
         """Bodies that hold the batch, as few as the limit allows."""
         blocks: list[bytes] = []
         size = count = 0
@@ -79,37 +89,49 @@ class Bodies:
             try:
                 room = self._limit - sum(map(len, source.encoded)) - _AROUND
             except Exception as error:
-                for span in spans:
+                for span in plain(spans):
                     self._failed(span, error)
                 continue
-            for parts, length in _portions(self._encoder.spans(spans, self._failed, room), room):
+            for parts, counted, length in _portions(*self._parts(spans, room), room):
                 opening, closing, around = _around(source, length)
                 if blocks and size + around + length > self._limit:
                     yield Body(b"".join(blocks), count)
                     blocks, size, count = [], 0, 0
                 blocks += opening, *parts, closing
                 size += around + length
-                count += len(parts) // 2
+                count += counted
         if blocks:
             yield Body(b"".join(blocks), count)
 
+    def _parts(self, spans: Sequence[Taken], room: int) -> tuple[list[bytes], list[int]]:
+        """Fields of ScopeSpans, and how many spans each holds."""
+        parts = [span.data for span in spans if type(span) is Encoded and len(span.data) <= room]
+        counts = [span.spans for span in spans if type(span) is Encoded and len(span.data) <= room]
+        encoded = self._encoder.spans(plain(spans, room), self._failed, room)
+        parts += map(add, encoded[::2], encoded[1::2])
+        return parts, counts + [1] * (len(encoded) // 2)
 
-def _portions(parts: list[bytes], room: int) -> Iterator[tuple[list[bytes], int]]:
-    """Parts that fit into a request each, and their bytes; mostly all of them."""
-    size = sum(map(len, parts))
-    if size <= room:
-        yield from [(parts, size)] if parts else []
-        return
-    portion: list[bytes] = []
-    size = 0
-    for opening, encoded in zip(parts[::2], parts[1::2], strict=True):
-        length = len(opening) + len(encoded)
-        if portion and size + length > room:
-            yield portion, size
-            portion, size = [], 0
-        portion += opening, encoded
-        size += length
-    yield portion, size
+
+def plain(spans: Iterable[Taken], room: int = 0) -> Iterator[Span]:
+    """The spans one by one, without what is encoded and fits into ``room`` (bytes)."""
+    for span in spans:
+        if type(span) is Encoded:
+            if len(span.data) > room:
+                yield from span.attempt.spans()
+        else:
+            yield span  # type: ignore[misc]
+
+
+def _portions(parts: list[bytes], counts: list[int], room: int) -> Iterator[tuple[Sequence[bytes], int, int]]:
+    """Parts that fit into a request each, their spans and their bytes; mostly all of them."""
+    start = size = 0
+    for i, part in enumerate(parts):
+        if size + len(part) > room and i > start:
+            yield parts[start:i], sum(counts[start:i]), size
+            start, size = i, 0
+        size += len(part)
+    if parts:
+        yield parts[start:], sum(counts[start:]), size
 
 
 def _around(source: Source, length: int) -> tuple[bytes, bytes, int]:

@@ -21,7 +21,6 @@ from typing import Any
 
 from dask_otel.export.cut import cut
 from dask_otel.export.remembered import SPAN_ATTRIBUTE, ByKey, Integers, Strings, float_opening, head
-from dask_otel.export.shape import Record, as_span
 from dask_otel.export.values import encode_attributes, encode_pair
 from dask_otel.export.wire import Lengths, block, utf8, varint
 from dask_otel.records import Attributes, Event, Link, Scope, Span
@@ -89,13 +88,13 @@ class Encoder:
         return self.spans([span], _raise)[1]
 
     def spans(
-        self, spans: Iterable[Record], failed: Callable[[Record, Exception], object], room: int = 2**63
+        self, spans: Iterable[Span], failed: Callable[[Span, Exception], object], room: int = 2**63
     ) -> list[bytes]:
         """The spans as fields of ScopeSpans, each in two parts: its tag and length, and its message.
 
         Parameters
         ----------
-        spans : iterable of Span, or of spans of a `Shape`
+        spans : iterable of Span
         failed : callable
             Called with a span that cannot be encoded and the reason; it is left out.
         room : int
@@ -108,14 +107,6 @@ class Encoder:
         # One long loop and indices for names: a call costs as much as an attribute does.
         for span in spans:
             try:
-                if type(span) is not Span:
-                    shape: Any = span[0]
-                    message = shape.encode(span) or self._unshaped(span, room)
-                    if len(message) > room:
-                        message = self._unshaped(span, room)
-                    put(_opening[len(message)])
-                    put(message)
-                    continue
                 name, kind, trace_id, span_id, parent_id, flags, _, start, end, common, attributes = span[:11]
                 if len(trace_id) != 16 or len(span_id) != 8 or (parent_id and len(parent_id) != 8):
                     raise ValueError(f"ids {trace_id!r}, {span_id!r}, {parent_id!r} not of 16, 8 and 8 bytes")
@@ -168,9 +159,6 @@ class Encoder:
         made = self._heads[name, kind, id(common)] = head(name, kind, common), common
         return made
 
-    def _unshaped(self, record: Record, room: int) -> bytes:
-        return self.spans([as_span(record)], _raise, room)[1]
-
     def _cut(self, span: Span, room: int) -> bytes:
         message = self.span(cut(span))
         if len(message) > room:
@@ -182,7 +170,7 @@ _NOTHING_MORE = Span("", 0, b"", b"")[11:]
 _opening = Lengths(b"\x12")
 
 
-def _raise(span: Record, error: Exception) -> None:
+def _raise(span: Span, error: Exception) -> None:
     raise error
 
 

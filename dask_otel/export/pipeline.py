@@ -24,12 +24,13 @@ from weakref import WeakSet
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, set_value
 from opentelemetry.sdk.trace import ReadableSpan
 
-from dask_otel.export.bodies import Source
+from dask_otel.export.bodies import Source, number
 from dask_otel.export.complaints import Complaints
 from dask_otel.export.fates import Counts, Fates, Tally
+from dask_otel.export.forms import Forms
 from dask_otel.export.intake import Intake
 from dask_otel.export.queue import NEVER, Bell, Emitter, Line
-from dask_otel.export.sinks import Batch, ProcessorSink, Sink, make_sinks
+from dask_otel.export.sinks import Batch, OtlpSink, ProcessorSink, Sink, make_sinks
 from dask_otel.records import Attributes, Scope
 from dask_otel.settings import Settings
 
@@ -77,7 +78,7 @@ class Pipeline:
         if not self._sinks:
             self._line.wake_at = NEVER
         self._wake_at = max(1, min(_WAKE, settings.queue.batch // 2, settings.queue.size // 2))
-        self._intake = Intake(self._line, settings.limits, self._complaints)
+        self._intake = Intake(self._line, settings.limits, self._complaints, self._forms())
         self._flushes: deque[Event] = deque()
         self._changing = Lock()
         self._thread: Thread | None = None
@@ -97,6 +98,7 @@ class Pipeline:
         with self._changing:
             if self._processors is None:
                 self._processors = ProcessorSink(self._complaints)
+                self._intake.forms = None
                 self._sinks = [*self._sinks, self._processors]
             self._processors.processors.append(on_end)
             if self._final is None:
@@ -137,6 +139,13 @@ class Pipeline:
             return self._final is not None or self._close(until, timeout)
         finally:
             self._changing.release()
+
+    def _forms(self) -> Forms | None:
+        """The cheap way of attempts, where nothing needs their spans one by one."""
+        limits = self._settings.limits
+        if limits.attribute_length is not None or not all(isinstance(sink, OtlpSink) for sink in self._sinks):
+            return None
+        return Forms(limits.attributes)
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -241,7 +250,7 @@ class Pipeline:
                 done.set()
 
     def _deliver(self, sink: Sink, batch: Batch) -> None:
-        given = sum([len(spans) for _, spans in batch])
+        given = sum([number(spans) for _, spans in batch])
         until = sink.fates.total + given
         self._guard(lambda: sink.deliver(batch))
         sink.fates.failed += until - sink.fates.total

@@ -19,7 +19,6 @@ from typing import Protocol, TypeAlias
 
 from dask_otel.export.bodies import Source
 from dask_otel.export.fates import Tally
-from dask_otel.export.shape import Record
 from dask_otel.records import Span
 
 #: More than any queue's length.
@@ -35,10 +34,10 @@ class Expandable(Protocol):
     @property
     def weight(self) -> int: ...
 
-    def spans(self) -> Iterable[Record]: ...
+    def spans(self) -> Iterable[Span]: ...
 
 
-Item: TypeAlias = "Record | Expandable"
+Item: TypeAlias = "Span | Expandable"
 
 #: Who made it, what, and how often it stands in the queue.
 Entry: TypeAlias = "tuple[Source, Item, int]"
@@ -75,8 +74,7 @@ class Emitter:
         entries = line.entries
         waiting = len(entries)
         try:
-            kind = type(item)
-            if kind is Span or kind is tuple:
+            if type(item) is Span:
                 fits = waiting < line.size
                 if fits:
                     entries.append((self._source, item, 1))

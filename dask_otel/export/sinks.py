@@ -20,18 +20,18 @@ from typing import Any, Protocol, TypeAlias
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from dask_otel.export.bodies import Bodies, Body, Source
+from dask_otel.export.bodies import Bodies, Body, Source, Taken, plain
 from dask_otel.export.complaints import Complaints, shown
 from dask_otel.export.fates import Fates
 from dask_otel.export.grpc import GrpcSender
 from dask_otel.export.http import HttpSender
 from dask_otel.export.outcome import DELIVERED, REJECTED, RETRY, UNKNOWN, Outcome
 from dask_otel.export.readable import to_readable, to_resource, to_scope
-from dask_otel.export.shape import Record, as_span
+from dask_otel.records import Span
 from dask_otel.settings import Otlp, Settings
 
 #: Spans by who made them.
-Batch: TypeAlias = "Sequence[tuple[Source, Sequence[Record]]]"
+Batch: TypeAlias = "Sequence[tuple[Source, Sequence[Taken]]]"
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 32.0
 
@@ -143,7 +143,7 @@ class OtlpSink:
                 lost, shown(self._otlp.endpoint), outcome.reason or "rejected without a reason"
             )
 
-    def _unencodable(self, span: Record, error: Exception) -> None:
+    def _unencodable(self, span: Span, error: Exception) -> None:
         self.fates.failed += 1
         self._complaints.lost(1, "encoding", f"{type(error).__name__}: {error}"[:300])
 
@@ -173,7 +173,8 @@ class ReadableSink:
         self._aborted = False
 
     def deliver(self, batch: Batch) -> None:
-        for source, spans in batch:
+        for source, taken in batch:
+            spans = list(plain(taken))
             if self._aborted:
                 self.fates.dropped += len(spans)
             else:
@@ -195,12 +196,12 @@ class ReadableSink:
         cause = error if isinstance(error, str) else f"{type(error).__name__}: {error}"[:300]
         self._complaints.lost(spans, self._name, cause)
 
-    def _readable(self, source: Source, spans: Sequence[Record]) -> list[ReadableSpan]:
+    def _readable(self, source: Source, spans: Sequence[Span]) -> list[ReadableSpan]:
         resource, scope = to_resource(source.resource), to_scope(source.scope)
         made: list[ReadableSpan] = []
         for span in spans:
             try:
-                made.append(to_readable(as_span(span), resource, scope))
+                made.append(to_readable(span, resource, scope))
             except Exception as error:
                 self.failed(1, error)
         return made

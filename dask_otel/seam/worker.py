@@ -11,19 +11,18 @@ Rules
 
 from __future__ import annotations
 
-import inspect
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dask.utils import key_split
-from distributed.metrics import ContextMeter, context_meter
+from distributed.metrics import context_meter
 from distributed.utils import key_split_group
 from distributed.worker_state_machine import ExecuteFailureEvent, ExecuteSuccessEvent, RescheduleEvent
 from opentelemetry.context import Context, attach, detach
 
-from dask_otel import names
+from dask_otel import clock, names
 from dask_otel.attempts import Failure
 from dask_otel.guard import Guard
 from dask_otel.seam import ANNOTATION, HERE, METRIC, TOPIC, Wraps, actors, errors, last_version
@@ -42,7 +41,10 @@ _RUNNING = ("executing", "long-running")
 
 
 class Posts(list[tuple[Hashable, float, str]]):
-    """A ledger's metrics that remember when each was posted and how deep, and the run that they belong to."""
+    """A ledger's metrics that remember when each was posted and how deep, and the run that they belong to.
+
+    A metering context listens while it is open: the more listen, the deeper.
+    """
 
     __slots__ = ("depths", "moments", "run")
 
@@ -52,32 +54,14 @@ class Posts(list[tuple[Hashable, float, str]]):
         self.depths = bytearray()
 
     def append(self, post: tuple[Hashable, float, str]) -> None:
-        self.moments.append(time.perf_counter())
-        self.depths.append(_open_meters())
+        self.moments.append(_clock())
+        depth = len(_listening())
+        self.depths.append(depth if depth < 255 else 255)
         list.append(self, post)
 
 
-#: The code of the callback by which an open metering context learns of those inside it.
-_METER = next(
-    (
-        code
-        for code in inspect.unwrap(ContextMeter.meter).__code__.co_consts
-        if getattr(code, "co_name", "") == "callback"
-    ),
-    None,
-)
-
-
-def _open_meters() -> int:
-    """How many metering contexts are open around what is posted now, at most 255.
-
-    Other callbacks are there too: a ledger's, those of spilling and of P2P.
-    """
-    n = 0
-    for callback in context_meter._callbacks.get().values():
-        if type(callback) is FunctionType and callback.__code__ is _METER:
-            n += 1
-    return n if n < 255 else 255
+_clock = time.perf_counter
+_listening = context_meter._callbacks.get
 
 
 class Run:
@@ -196,6 +180,9 @@ class WorkerSeam:
         self._ready: dict[Hashable, float] = {}
         self._runs: dict[Hashable, Run] = {}
         self._met_untraced = False
+        self._delay = self._offset = 0.0
+        #: Of the last heartbeats.
+        self._readings: deque[float] = deque(maxlen=8)
 
     def install(self) -> None:
         """Wrap the worker's methods."""
@@ -230,8 +217,13 @@ class WorkerSeam:
 
     def clock_offset(self) -> float:
         """This worker's clock minus the scheduler's (s); 0 where that is less than a message takes."""
-        offset = -float(self._worker.scheduler_delay)
-        return offset if abs(offset) > self._worker.latency else 0.0
+        worker = self._worker
+        delay = worker.scheduler_delay
+        if delay != self._delay:
+            self._delay = delay
+            self._readings.append(-float(delay))
+            self._offset = clock.offset(self._readings)
+        return self._offset if abs(self._offset) > worker.latency else 0.0
 
     def group_name(self, key: Hashable) -> str:
         return str(key_split_group(key))
@@ -338,13 +330,13 @@ class WorkerSeam:
 
     def _measure(self, run: Run) -> None:
         """Listen to the ledger that this execution's amounts are collected in."""
-        callback: Any = context_meter._callbacks.get()["async-instruction"]
+        callback: Any = _listening()["async-instruction"]
         ledger = callback.__self__
         run.shift = time.time() - time.perf_counter()
         run.start = ledger.start + run.shift
         run.posts.extend(ledger.metrics)
         run.posts.moments.extend([ledger.start] * len(run.posts))
-        run.posts.depths.extend([_open_meters()] * len(run.posts))
+        run.posts.depths.extend([min(255, len(_listening()))] * len(run.posts))
         ledger.metrics = run.posts
 
     def _wrap_finalize(self, original: Callable[..., None]) -> Callable[..., None]:

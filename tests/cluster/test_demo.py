@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from dask_otel import names
 from dask_otel.cli import otel
+from dask_otel.demo import texts
 from dask_otel.receiver import Receiver
 from dask_otel.tree import outline
 
@@ -153,12 +154,12 @@ def test_the_trace_is_received_and_printed_with_nothing_running() -> None:
     result = demo()
     assert_only_progress(result.stderr)
     assert result.returncode == 0
-    title, shown, heading, table, *rest = result.stdout.split("\n\n")
+    title, shown, legend, heading, table, *rest = result.stdout.split("\n\n")
     assert re.fullmatch(r"Trace [0-9a-f]{32}, \d+ spans", title)
     # P2P runs an output first wherever there is room, and again where its rows are.
     once = re.sub(r"(\n +p2pshuffle)( ×\d+)?( \[.*\])?(\1.*)*", r"\1", structure(shown.splitlines()))
     assert once == SHOWN
-    assert heading == "Thread-seconds of tasks, by prefix and activity"
+    assert (legend, heading) == (texts.LEGEND, texts.HEADING)
     assert {line.split()[0] for line in table.splitlines()} >= {
         "prefix",
         "forecast",

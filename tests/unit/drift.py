@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import distributed
 from distributed.metrics import DelayedMetricsLedger, context_meter
 
-from dask_otel.seam.worker import _open_meters
+from dask_otel.seam.worker import Posts
 from tests.unit.drift_run import Seen
 
 SCHEDULER, WORKER, CLIENT = "seam/scheduler.py SchedulerSeam", "seam/worker.py WorkerSeam", "seam/client.py"
@@ -273,14 +273,13 @@ def _ledger_appends_to_its_list() -> object:
 
 
 def _open_contexts_are_counted() -> object:
-    counted = []
-
-    def post(*post: object) -> None:
-        counted.append(_open_meters())
-
-    with context_meter.add_callback(post), context_meter.meter("outer"), context_meter.meter("inner"):
-        pass
-    return counted == [1, 0] or f"{counted}"
+    posts = Posts(None)  # type: ignore[arg-type]
+    with context_meter.add_callback(lambda *post: posts.append(post)):  # type: ignore[arg-type]
+        with context_meter.meter("outer"), context_meter.meter("inner"):
+            pass
+        context_meter.digest_metric("after", 1, "count")
+    inner, outer, after = posts.depths
+    return inner > outer == after or f"{list(posts.depths)}"
 
 
 def _ledger_starts_now() -> object:
@@ -462,8 +461,8 @@ STATIC = [
         "seam/worker.py Posts", "a ledger to append posts to its list `metrics`", _ledger_appends_to_its_list
     ),
     Fact(
-        "seam/worker.py _open_meters",
-        "an open metering context to have a callback of its own, with code named `callback`",
+        "seam/worker.py Posts",
+        "an open metering context to have a callback of its own",
         _open_contexts_are_counted,
     ),
     Fact(f"{WORKER}._measure", "a ledger's `start` to be of time.perf_counter", _ledger_starts_now),

@@ -28,6 +28,7 @@ LAYERS = {
             "attempts",
             "carried",
             "chains",
+            "clock",
             "computations",
             "endings",
             "environment",

@@ -12,6 +12,7 @@ from dask_otel.records import Event, Link, Scope, Span
 
 from . import spans as samples
 from .spans import TRACE, message, numbered, span
+from .test_forms import attempt, encoded
 
 WORKER = Source((("service.name", "worker"),), Scope("dask_otel", "1.0", "https://schema/1", (("a", 1),)))
 USERS = Source((("service.name", "worker"),), Scope("app"))
@@ -50,6 +51,26 @@ def test_a_request_holds_resource_scope_schema_and_spans_exactly() -> None:
     spans.scope.name, spans.scope.version = "dask_otel", "1.0"
     spans.scope.attributes.extend(samples.pairs((("a", 1),)))
     assert ExportTraceServiceRequest.FromString(body.data) == expected
+
+
+def test_attempts_that_are_encoded_whole_stand_beside_spans_and_count_as_many() -> None:
+    whole = encoded(attempt())
+    assert whole is not None
+    [body] = Bodies(lost_nothing).build([(WORKER, [span(1), whole])])
+    [(_, _, found)] = decoded(body)
+    assert sorted(found) == sorted(["span-1", *[one.name for one in attempt().spans()]])
+    assert body.spans == len(found)
+
+
+def test_what_is_encoded_whole_and_exceeds_a_request_is_taken_apart() -> None:
+    whole = encoded(attempt())
+    assert whole is not None
+    around = len(next(iter(Bodies(lost_nothing).build([(WORKER, [span(1)])]))).data)
+    bodies = list(Bodies(lost_nothing, around + len(whole.data) // 2).build([(WORKER, [whole])]))
+    assert len(bodies) > 1
+    names = [name for body in bodies for _, _, found in decoded(body) for name in found]
+    assert sorted(names) == sorted(one.name for one in attempt().spans())
+    assert sum(body.spans for body in bodies) == len(names)
 
 
 def test_no_spans_make_no_request() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from google.rpc.status_pb2 import Status
 
+from dask_otel.export import http
 from dask_otel.export.http import HttpSender
 from dask_otel.export.outcome import DELIVERED, MAX_ANSWER, REJECTED, RETRY, UNKNOWN, Outcome
 from dask_otel.settings import Otlp
@@ -68,6 +69,13 @@ def test_without_compression_the_body_goes_as_it_is(sender: Any) -> None:
         sender(receiver.url, compression="none").send(BODY, 1)
     assert receiver.requests[0].body == BODY
     assert "content-encoding" not in receiver.requests[0].headers
+
+
+def test_gzip_needs_no_more_than_zlib(sender: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "deflate", zlib)
+    with http_receiver() as receiver:
+        sender(receiver.url).send(BODY, 1)
+    assert receiver.requests[0].unzipped == BODY
 
 
 def test_deflate_is_a_zlib_stream(sender: Any) -> None:

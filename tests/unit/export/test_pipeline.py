@@ -14,14 +14,16 @@ from typing import Any
 
 import pytest
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, get_value
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from dask_otel.attempts import Attempt, origin
 from dask_otel.export import sinks
 from dask_otel.export.fates import Counts
 from dask_otel.export.pipeline import Pipeline
-from dask_otel.export.shape import Shape
 from dask_otel.export.sinks import OtlpSink
+from dask_otel.parents import ACTIVITY, Parent
 from dask_otel.records import Scope
-from dask_otel.settings import Otlp, Queue, Settings
+from dask_otel.settings import Limits, Otlp, Queue, Settings
 
 from .receivers import Answer, free_port, grpc_receiver, http_receiver, wait_until
 from .spans import TRACE, numbered, span
@@ -35,10 +37,14 @@ def pipeline() -> Iterator[Callable[..., Pipeline]]:
     """Makes pipelines to an endpoint, and closes them."""
     made: list[Pipeline] = []
 
-    def make(endpoint: str = "", queue: Queue | None = None, **otlp: Any) -> Pipeline:
-        exporters = ("otlp",) if endpoint else ()
+    def make(
+        endpoint: str = "", queue: Queue | None = None, limits: Limits | None = None, **otlp: Any
+    ) -> Pipeline:
         settings = Settings(
-            exporters=exporters, otlp=Otlp(endpoint=endpoint, **otlp), queue=queue or Queue(delay=0.01)
+            exporters=("otlp",) if endpoint else (),
+            otlp=Otlp(endpoint=endpoint, **otlp),
+            queue=queue or Queue(delay=0.01),
+            limits=limits or Limits(),
         )
         made.append(Pipeline(settings))
         return made[-1]
@@ -103,18 +109,59 @@ def test_what_becomes_spans_arrives_beside_spans(pipeline: Any) -> None:
         assert one.counts == Counts(emitted=8, exported=5, failed=3)
 
 
-def test_spans_of_a_shape_arrive_beside_spans_at_every_sink(pipeline: Any) -> None:
-    shape, got = Shape("shaped", 1, (), (("a", float),)), []
+ATTEMPT = Attempt(
+    origin(Parent(TRACE, b"g" * 8, b"c" * 8, 1, ACTIVITY), "inc", "inc-group", "tcp://w:1", "w"),
+    "inc-1",
+    b"s" * 8,
+    1,
+    b"",
+    "",
+    1.7e9,
+    1.7e9 + 1,
+    "success",
+    [("executor", 0.5, "seconds"), ("other", 0.5, "seconds")],
+    [("executor", 0.5, "seconds")],
+    [0.75],
+    1.7e9,
+    depths=b"\0",
+)
+
+
+def test_attempts_arrive_beside_spans_whether_they_are_encoded_whole_or_not(pipeline: Any) -> None:
     with http_receiver() as receiver:
-        one = pipeline(receiver.url)
-        one.add_processor(lambda made: got.append(made.name))
+        one, got = pipeline(receiver.url), []
         emitter = one.emitter(RESOURCE, SCOPE)
-        for item in (span(1), (shape, TRACE, b"\x02" * 8, b"", 1, 1, 2, 0.5), span(3)):
+        for item in (span(1), *[ATTEMPT] * 4, span(2)):
             emitter.emit(item)
-        emitter.emit(Several((shape, TRACE, b"\x03" * 8, b"", 1, 1, 2, 0.5)))
         assert one.flush()
-        assert receiver.spans() == got == ["span-1", "shaped", "span-3", "shaped"]
-        assert one.counts == Counts(emitted=4, exported=4)
+        assert sorted(receiver.spans()) == ["executor"] * 4 + ["inc"] * 4 + ["span-1", "span-2"]
+        assert one.counts == Counts(emitted=10, exported=10)
+        one.add_processor(lambda made: got.append(made.name))
+        emitter.emit(ATTEMPT)
+        assert one.flush()
+        assert sorted(got) == ["executor", "inc"]
+        assert one.counts == Counts(emitted=12, exported=12)
+
+
+@pytest.mark.parametrize("limits", [Limits(attributes=3), Limits(attribute_length=2)])
+def test_attempts_keep_to_limits(pipeline: Any, limits: Limits) -> None:
+    with http_receiver() as receiver:
+        one = pipeline(receiver.url, limits=limits)
+        emitter = one.emitter(RESOURCE, SCOPE)
+        for _ in range(4):
+            emitter.emit(ATTEMPT)
+        assert one.flush()
+        spans = [
+            made
+            for request in receiver.requests
+            for block in ExportTraceServiceRequest.FromString(request.unzipped).resource_spans
+            for scope in block.scope_spans
+            for made in scope.spans
+        ]
+    assert len(spans) == 8
+    assert {len(made.attributes) for made in spans} == ({3} if limits.attributes == 3 else {3, 10})
+    texts = [pair.value.string_value for made in spans for pair in made.attributes]
+    assert limits.attributes == 3 or max(map(len, texts)) == 2
 
 
 def test_a_request_has_no_more_spans_than_a_batch(pipeline: Any) -> None:
