@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dask_otel")
 
 #: Seconds that sums wait for more of their kind.
-FLUSH_AFTER = 0.05
+FLUSH_AFTER = 0.25
 #: Groups that are remembered between two flushes at least; more are forgotten when nothing of them waits.
 MAX_PLACES = 1_000
 

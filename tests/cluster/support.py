@@ -18,7 +18,7 @@ from dask_otel import names, process
 from dask_otel.receiver import Receiver
 from dask_otel.scheduler import schedulers
 from dask_otel.tree import Received, outline
-from dask_otel.turning_on import _workers
+from dask_otel.turning_on import workers
 
 #: A deadline (s) that is only reached when something is broken.
 DEADLINE = 30
@@ -191,7 +191,7 @@ def _open_on_scheduler(dask_scheduler: Scheduler) -> dict[str, str]:
 
 
 def _open_on_worker(dask_worker: Worker) -> dict[str, str]:
-    telemetry = _workers.telemetry(dask_worker)
+    telemetry = workers.telemetry(dask_worker)
     assert telemetry is not None
     seam = telemetry.seam
     held = {

@@ -186,22 +186,26 @@ SIGNATURES = [
         "(self, key, start, finish, **kwargs)",
     ),
     Signature(
-        "turning_on.py _enable",
+        "seam/remote.py add_to_scheduler",
         "distributed:Client._register_scheduler_plugin",
         "(self, plugin, name, idempotent)",
     ),
     Signature(
-        "turning_on.py _enable",
+        "seam/remote.py add_to_workers",
         "distributed:Client._register_worker_plugin",
         "(self, plugin, name, idempotent)",
     ),
-    Signature("turning_on.py _disable", "distributed:Client._unregister_worker_plugin", "(self, name, …)"),
     Signature(
-        "turning_on.py _flush",
+        "seam/remote.py remove_from_workers",
+        "distributed:Client._unregister_worker_plugin",
+        "(self, name, …)",
+    ),
+    Signature(
+        "seam/remote.py on_scheduler",
         "distributed:Client._run_on_scheduler",
         "(self, function, *args, wait, **kwargs)",
     ),
-    Signature("turning_on.py _flush", "distributed:Client._run", "(self, function, …)"),
+    Signature("seam/remote.py on_workers", "distributed:Client._run", "(self, function, …)"),
 ]
 
 

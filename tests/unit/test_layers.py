@@ -66,7 +66,7 @@ LAYERS = {
     ),
     "seam": ("seam", "seam.*"),
     "shells": ("client", "holders", "scheduler", "worker"),
-    "turning on": ("turning_on", ""),
+    "turning on": ("turning_on", "cluster", ""),
     "commands": ("cli", "demo", "demo.*", "instrumentor"),
 }
 #: Standard library that makes the same call give another result, or does I/O.
