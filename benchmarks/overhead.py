@@ -1,9 +1,10 @@
 """What dask-otel costs: CPU per task with it, as a ratio to the same run without it.
 
-Two clusters stand side by side, one with dask-otel that sends to a receiver in another process, one without. The
-same graph runs on one, then on the other, the order changing from round to round; what is counted is the CPU time of
-the scheduler's process, of the workers' processes and of all of them with the client, from before the graph is
-submitted until everything is sent. Medians over the rounds' ratios, with the quartiles.
+One cluster of processes: dask-otel is turned on in it, with all that it records sent to a receiver in another process,
+and off again, from round to round in another order; so both ways run in the same processes. The same graph of trivial
+tasks runs each time, after a small one that warms up. What is counted is the CPU time of the scheduler's process, of
+the workers' processes and of all of them with the client, from before the graph is submitted until everything is sent.
+Medians over the rounds' ratios, with the quartiles.
 
     python benchmarks/overhead.py --tasks 2000 --rounds 15
 """
@@ -25,6 +26,8 @@ import dask
 import psutil
 from distributed import Client
 
+import dask_otel
+
 SINK = """
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Handler(BaseHTTPRequestHandler):
@@ -39,19 +42,10 @@ server.serve_forever()
 """
 
 
-def inc(x: int) -> int:
-    return x + 1
-
-
-def add(*xs: int) -> int:
-    return sum(xs)
-
-
 @contextmanager
-def process(*command: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
+def process(*command: str) -> Iterator[subprocess.Popen[str]]:
     started = subprocess.Popen(
         [sys.executable, *command],
-        env={**os.environ, **environ},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -66,27 +60,15 @@ def process(*command: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
 class Cluster:
     """A scheduler and workers, each a process of its own, and a client of them in this one."""
 
-    def __init__(self, stack: ExitStack, folder: Path, name: str, workers: int, endpoint: str | None) -> None:
-        self.name = name
-        file = folder / f"{name}.json"
-        preload = ["--preload", "dask_otel"] if endpoint else []
-        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint} if endpoint else {}
+    def __init__(self, stack: ExitStack, folder: Path, workers: int) -> None:
+        file = folder / "scheduler.json"
         common = ["--scheduler-file", str(file), "--no-dashboard"]
-        scheduler = stack.enter_context(
-            process("-m", "dask", "scheduler", *common, "--port", "0", *preload, **environ)
-        )
+        scheduler = stack.enter_context(process("-m", "dask", "scheduler", *common, "--port", "0"))
         while not file.exists():
             time.sleep(0.05)
-        self.workers = [
-            psutil.Process(
-                stack.enter_context(
-                    process(
-                        "-m", "dask", "worker", *common, "--no-nanny", "--nthreads", "1", *preload, **environ
-                    )
-                ).pid
-            )
-            for _ in range(workers)
-        ]
+        arguments = ["-m", "dask", "worker", *common, "--no-nanny", "--nthreads", "1"]
+        started = [stack.enter_context(process(*arguments)) for _ in range(workers)]
+        self.workers = [psutil.Process(one.pid) for one in started]
         self.scheduler = psutil.Process(scheduler.pid)
         self.client = stack.enter_context(Client(scheduler_file=str(file), set_as_default=False))
         self.client.wait_for_workers(workers)
@@ -99,18 +81,28 @@ class Cluster:
             seconds(psutil.Process()),
         )
 
-    def run(self, tasks: int, settle: float) -> tuple[float, float, float]:
+    def run(self, tasks: int, on: bool) -> tuple[float, float, float]:
         """CPU seconds that one graph takes of the scheduler, of the workers, and of all with the client."""
-        leaves = [dask.delayed(inc, pure=False)(i) for i in range(tasks)]
-        while len(leaves) > 1:
-            leaves = [dask.delayed(add, pure=False)(*leaves[i : i + 8]) for i in range(0, len(leaves), 8)]
+        if on:
+            dask_otel.enable(self.client)
+        self._compute(100)
         before = self.cpu()
-        future = self.client.compute(leaves[0])
-        assert future.result() == tasks * (tasks + 1) // 2
-        del future
-        time.sleep(settle)
+        self._compute(tasks)
+        if on:
+            dask_otel.flush(self.client)
+        else:
+            time.sleep(0.1)
         scheduler, workers, client = (b - a for a, b in zip(before, self.cpu(), strict=True))
+        if on:
+            dask_otel.disable(self.client)
         return scheduler, workers, scheduler + workers + client
+
+    def _compute(self, tasks: int) -> None:
+        leaves = [dask.delayed(abs, pure=False)(i) for i in range(tasks)]
+        while len(leaves) > 1:
+            leaves = [dask.delayed(min, pure=False)(leaves[i : i + 8]) for i in range(0, len(leaves), 8)]
+        future = self.client.compute(leaves[0])
+        assert future.result() == 0
 
 
 def seconds(of: psutil.Process) -> float:
@@ -125,34 +117,24 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument(
-        "--settle", type=float, default=2.5, help="seconds after each graph until all is sent"
-    )
     arguments = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         sink = stack.enter_context(process("-c", SINK))
         assert sink.stdout is not None
-        endpoint = f"http://127.0.0.1:{sink.stdout.readline().strip()}"
-        os.environ.setdefault("OTEL_BSP_SCHEDULE_DELAY", "1000")
-        without = Cluster(stack, folder, "without", arguments.workers, None)
-        with_ = Cluster(stack, folder, "with", arguments.workers, endpoint)
-        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = endpoint
-        from dask_otel.turning_on import instrument_client
-
-        instrument_client(with_.client)
-        report(measure(without, with_, arguments), arguments)
+        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{sink.stdout.readline().strip()}"
+        report(measure(Cluster(stack, folder, arguments.workers), arguments), arguments)
 
 
 def measure(
-    without: Cluster, with_: Cluster, arguments: argparse.Namespace
+    cluster: Cluster, arguments: argparse.Namespace
 ) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
     rounds = []
     for number in range(arguments.rounds + 1):
-        order = (without, with_) if number % 2 else (with_, without)
-        taken = {cluster.name: cluster.run(arguments.tasks, arguments.settle) for cluster in order}
+        order = (False, True) if number % 2 else (True, False)
+        taken = {on: cluster.run(arguments.tasks, on) for on in order}
         if number:  # The first warms up.
-            rounds.append((taken["without"], taken["with"]))
+            rounds.append((taken[False], taken[True]))
             print(".", end="", flush=True)
     print()
     return rounds

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import secrets
 import signal
 import threading
@@ -76,14 +77,20 @@ def settings_for_server(shipped: Settings | None) -> Settings:
     return own
 
 
+#: Not the module's own, which users seed; without a system call for each id.
+_random = random.Random(secrets.randbits(256))
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _random.seed(secrets.randbits(256)))
+
+
 def new_trace_id() -> bytes:
-    """A random trace id."""
-    return secrets.token_bytes(16)
+    """A random trace id, never zero."""
+    return (_random.getrandbits(128) or 1).to_bytes(16, "big")
 
 
 def new_span_id() -> bytes:
     """A random span id, never zero."""
-    return (secrets.randbits(64) or 1).to_bytes(8, "big")
+    return (_random.getrandbits(64) or 1).to_bytes(8, "big")
 
 
 def use_provider(provider: TracerProvider | None) -> None:
