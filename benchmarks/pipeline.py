@@ -43,6 +43,7 @@ from dask_otel.current import span_context
 from dask_otel.export import http
 from dask_otel.export.outcome import DELIVERED, Outcome
 from dask_otel.export.pipeline import Pipeline
+from dask_otel.intervals import Amounts
 from dask_otel.parents import ACTIVITY, Parent
 from dask_otel.records import Scope, Span
 from dask_otel.settings import Settings
@@ -92,9 +93,9 @@ def _task(rng: random.Random, i: int, groups: dict[str, Any]) -> Task:
         start,
         start + end + other,
         "success",
-        [*posts, ("other", other, "seconds")],
-        posts,
-        [before, end - around / 2, end - around / 2, end],
+        Amounts.of([*posts, ("other", other, "seconds")]),
+        None,
+        (before, end - around / 2, end - around / 2, end),
         start,
         cpu + noncpu,
         rng.choice((8_000_000, 8_000_000, rng.randrange(10**7))),

@@ -10,12 +10,12 @@ Rules
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from dask_otel import names
-from dask_otel.intervals import Interval, clamp, nest, text
+from dask_otel.intervals import Amounts, Interval, clamp, nest, text
 from dask_otel.parents import ACTIVITY, Parent, link_to
 from dask_otel.records import (
     CONSUMER,
@@ -87,8 +87,8 @@ class Attempt(NamedTuple):
     """One attempt that ended, as its worker saw it.
 
     ``start`` and ``end`` are seconds since the epoch, ``moments`` are once ``shift`` is added to
-    them. ``amounts`` are what Dask's digests got, ``posts`` what the metering contexts posted, ``depths`` how
-    many such contexts were open around each post.
+    them. ``amounts`` are what Dask's digests got, ``posts`` what the metering contexts posted where that is not all of
+    the amounts but the last, ``moments`` when and ``depths`` how many such contexts were open around each post.
     ``offset`` is the worker's clock minus the scheduler's (s).
     """
 
@@ -101,8 +101,8 @@ class Attempt(NamedTuple):
     start: float
     end: float
     outcome: str
-    amounts: Sequence[tuple[Hashable, float, str]]
-    posts: Sequence[tuple[Hashable, float, str]] = ()
+    amounts: Amounts
+    posts: Amounts | None = None
     moments: Sequence[float] = ()
     shift: float = 0.0
     compute: float | None = None
@@ -122,7 +122,15 @@ class Attempt(NamedTuple):
         """Spans it stands for, about."""
         if self.origin.parent.detail < ACTIVITY:
             return 1
-        return 1 + [unit for _, _, unit in self.posts].count("seconds")
+        return 1 + self.posted.units.count("seconds")
+
+    @property
+    def posted(self) -> Amounts:
+        """What the metering contexts posted."""
+        if self.posts is not None:
+            return self.posts
+        labels, values, units = self.amounts
+        return Amounts(labels[:-1], values[:-1], units[:-1])
 
     def spans(self) -> Iterator[Span]:
         """The task's span, then one for each metering context."""
@@ -133,7 +141,7 @@ class Attempt(NamedTuple):
     def intervals(self) -> list[Interval]:
         """Its metering contexts, the outermost of them."""
         shift = self.shift
-        intervals = nest(self.posts, [moment + shift for moment in self.moments], self.depths, self.compute)
+        intervals = nest(self.posted, [moment + shift for moment in self.moments], self.depths, self.compute)
         clamp(intervals, self.start, self.end)
         return intervals
 
@@ -189,7 +197,7 @@ def _task_attributes(attempt: Attempt) -> Iterator[tuple[str, Value]]:
         yield names.ERROR_TYPE, attempt.failure.type
     if abs(attempt.offset) > 1e-3:
         yield names.CLOCK_OFFSET, attempt.offset
-    yield from amount_attributes(attempt.amounts)
+    yield from amount_attributes(attempt.amounts.posts)
 
 
 def merged(common: Attributes, ours: Attributes, written: Attributes) -> Attributes:
@@ -209,7 +217,7 @@ def merged(common: Attributes, ours: Attributes, written: Attributes) -> Attribu
     return tuple([pair for pair in ours if pair[0] not in replaced]) + theirs
 
 
-def amount_attributes(amounts: Sequence[tuple[Hashable, float, str]]) -> list[tuple[str, Value]]:
+def amount_attributes(amounts: Iterable[tuple[Hashable, float, str]]) -> list[tuple[str, Value]]:
     """One attribute for each label and unit; what came in several posts is added up.
 
     Examples

@@ -14,7 +14,8 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from dask_otel.names import ACTIVITY_COMPUTE
 
@@ -32,6 +33,33 @@ def text(label: Hashable) -> str:
     if isinstance(label, tuple):
         return ".".join(map(str, label))
     return str(label)
+
+
+class Amounts(NamedTuple):
+    """What was metered, side by side: labels, values and units of the same length.
+
+    In such tuples of plain values the garbage collector has nothing to follow.
+    """
+
+    labels: tuple[Hashable, ...] = ()
+    values: tuple[float, ...] = ()
+    units: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, posts: Sequence[tuple[Hashable, float, str]]) -> Amounts:
+        """From ``(label, value, unit)`` of each.
+
+        Examples
+        --------
+        >>> Amounts.of([("disk-read", 8, "bytes"), ("other", 0.5, "seconds")]).units
+        ('bytes', 'seconds')
+        """
+        return cls(*zip(*posts)) if posts else cls()
+
+    @property
+    def posts(self) -> Iterator[tuple[Hashable, float, str]]:
+        """``(label, value, unit)`` of each."""
+        return zip(self.labels, self.values, self.units)
 
 
 class Outline:
@@ -128,7 +156,7 @@ class Interval:
 
 
 def nest(
-    posts: Sequence[tuple[Hashable, float, str]],
+    posts: Amounts,
     moments: Sequence[float],
     depths: Sequence[int],
     compute: float | None = None,
@@ -138,7 +166,7 @@ def nest(
     Parameters
     ----------
     posts:
-        ``(label, amount, unit)`` as the metering contexts posted them.
+        What the metering contexts posted, in that order.
     moments:
         When each was posted (s).
     depths:
@@ -150,12 +178,11 @@ def nest(
     --------
     A user's own context of 2 s within a task function of 10 s:
 
-    >>> nest([("mine", 2.0, "seconds"), ("thread-cpu", 5.0, "seconds"), ("thread-noncpu", 3.0, "seconds")],
-    ...      [4.0, 11.0, 11.0], [2, 1, 0])
+    >>> posts = Amounts(("mine", "thread-cpu", "thread-noncpu"), (2.0, 5.0, 3.0), ("seconds",) * 3)
+    >>> nest(posts, [4.0, 11.0, 11.0], [2, 1, 0])
     [compute[1, 11, [mine[2, 4]]]]
     """
-    labels, units = [post[0] for post in posts], [post[2] for post in posts]
-    values = [post[1] for post in posts]
+    labels, values, units = posts
     made: list[Interval] = []
     inside: set[int] = set()
     for one in outline(labels, units, depths):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from opentelemetry.context import Context
@@ -21,6 +21,7 @@ from dask_otel import actors, current, names, process, submission, transfers
 from dask_otel.attempts import Attempt, Failure, Origin, failure_from_text, origin
 from dask_otel.client import TaskClients
 from dask_otel.guard import Guard
+from dask_otel.intervals import Amounts
 from dask_otel.parents import GROUP, OFF, TASK, Handed, Parent, attempt_span_id, unpack
 from dask_otel.seam import client as client_seam
 from dask_otel.seam.transfers import Transfer
@@ -53,7 +54,7 @@ class Place:
         self.origin = made
         self.sums = Sums()
         #: Attempts that are to be added to the sums: many at once are cheaper than one by one.
-        self.ended: list[tuple[str, float, Sequence[tuple[Hashable, float, str]], int | None]] = []
+        self.ended: list[tuple[str, float, Amounts, int | None]] = []
         #: Whether its sums wait to be sent.
         self.waiting = False
 
@@ -194,13 +195,14 @@ class WorkerTelemetry:
         place = traced.place
         sums = place.sums
         seconds = ended.end - run.start
-        place.ended.append((ended.outcome, seconds, ended.amounts, ended.size))
+        amounts = Amounts.of(ended.amounts)
+        place.ended.append((ended.outcome, seconds, amounts, ended.size))
         if traced.handed.cause and ended.outcome == names.SUCCESS:
             sums.recomputed += seconds
         if run.cancelled:
             sums.going -= 1
         if traced.span is not None:
-            if self.outlet.emit(self._attempt(run, ended, traced)):
+            if self.outlet.emit(self._attempt(run, ended, traced, amounts)):
                 sums.emitted += 1
             else:
                 sums.dropped += 1
@@ -227,7 +229,7 @@ class WorkerTelemetry:
                 self._flushing = True
                 self._loop.call_later(FLUSH_AFTER, self.flush_sums)
 
-    def _attempt(self, run: Run, ended: Ended, traced: Traced) -> Attempt:
+    def _attempt(self, run: Run, ended: Ended, traced: Traced, amounts: Amounts) -> Attempt:
         span, posts, handed = traced.span, run.posts, traced.handed
         assert span is not None
         waiting, ready = run.waiting, run.ready
@@ -241,9 +243,10 @@ class WorkerTelemetry:
             run.start,
             ended.end,
             ended.outcome,
-            ended.amounts,
-            posts[:],
-            posts.moments[:],
+            amounts,
+            # A ledger that is closed coarsely drops the seconds; else it adds the rest and no more.
+            None if len(posts) + 1 == len(amounts.labels) else Amounts.of(posts),
+            tuple(posts.moments),
             run.shift,
             ended.compute,
             ended.size,
@@ -267,8 +270,8 @@ class WorkerTelemetry:
             for place in waiting:
                 sums, place.sums, place.waiting = place.sums, Sums(), False
                 ended, place.ended = place.ended, []
-                for attempt in ended:
-                    sums.add(*attempt)
+                for outcome, seconds, amounts, size in ended:
+                    sums.add(outcome, seconds, amounts.posts, size)
                 groups.append([place.parent.group_id, sums.to_wire()])
             if groups:
                 self.seam.tell_scheduler({"groups": groups})

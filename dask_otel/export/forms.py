@@ -100,9 +100,10 @@ class Forms:
             or previous
             or cause
             or seceded is not None
+            or posts is not None
         ):
             return None
-        labels, values, units = zip(*amounts)
+        labels, values, units = amounts
         # fmt: off
         kind = (
             labels, units, depths, origin.parent.detail, compute is None, size is None, type_ is None,
@@ -115,8 +116,7 @@ class Forms:
             return None
         known = form.constants.get(id(origin))
         constants = known[1] if known is not None else self._new_constants(origin, form)
-        # Only so do the amounts say what the metering contexts posted.
-        if not constants or amounts[:-1] != posts:
+        if not constants:
             return None
         # fmt: off
         data = form.encode(
@@ -129,9 +129,8 @@ class Forms:
     def _met(self, key: Hashable, times: int, attempt: Attempt) -> Form | None:
         if len(self._forms) >= _MAX_FORMS:
             self._forms.clear()
-        possible = len(attempt.amounts) <= _MAX_POSTS and all(
-            type(label) is str for label, _, _ in attempt.amounts
-        )
+        labels = attempt.amounts.labels
+        possible = len(labels) <= _MAX_POSTS and all(type(label) is str for label in labels)
         if times + 1 < _OFTEN or not possible:
             self._forms[key] = times + 1
             return None
@@ -172,8 +171,8 @@ def _make(attempt: Attempt) -> Form:
     """The form of an attempt."""
     outlines: list[Outline] = []
     if attempt.origin.parent.detail >= ACTIVITY:
-        labels, units = [post[0] for post in attempt.posts], [post[2] for post in attempt.posts]
-        outlines = outline(labels, units, attempt.depths)
+        posted = attempt.posted
+        outlines = outline(posted.labels, posted.units, attempt.depths)
     code = _Code(attempt, outlines)
     return Form(code.compile(), {}, tuple([one.label for one in outlines]), 1 + len(outlines), code.width)
 
@@ -255,7 +254,7 @@ class _Code:
                 floats += [(key, field)] if kind is float else []
                 rest += [(key, field, kind)] if kind is not float else []
         amounts: dict[tuple[str, type], list[str]] = {}
-        for i, (label, _, unit) in enumerate(self._attempt.amounts):
+        for i, (label, _, unit) in enumerate(self._attempt.amounts.posts):
             kind = int if unit in _INTEGERS else float
             amounts.setdefault((amount_key(label, unit), kind), []).append(f"v[{i}]")
         for (key, kind), values in amounts.items():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_otel.intervals import Interval, nest
+from dask_otel.intervals import Amounts, Interval, nest
 
 #: Label, seconds of its own before, between and after what is inside it, how late its end was noted, what is inside.
 Context: TypeAlias = "tuple[str, float, float, list[Context]]"
@@ -48,7 +48,7 @@ class Meter:
         self.now += late
 
     def intervals(self) -> list[Interval]:
-        return nest(self.posts, self.moments, self.depths)
+        return nest(Amounts.of(self.posts), self.moments, self.depths)
 
 
 def shape(context: Context) -> object:
@@ -92,7 +92,7 @@ def test_an_end_that_was_noted_late_neither_cuts_nor_loses_what_is_inside() -> N
         ("thread-noncpu", 0.5, "seconds"),
         ("executor", 0.0001, "seconds"),
     ]
-    (executor,) = nest(posts, [101.0, 101.0, 101.0051], [2, 1, 0], compute=1.0)
+    (executor,) = nest(Amounts.of(posts), [101.0, 101.0, 101.0051], [2, 1, 0], compute=1.0)
     (compute,) = executor.children
     assert (compute.start, compute.end) == (100.0, 101.0)
     assert executor.start == 100.0
@@ -101,4 +101,7 @@ def test_an_end_that_was_noted_late_neither_cuts_nor_loses_what_is_inside() -> N
 
 def test_what_is_posted_side_by_side_is_not_nested_however_close() -> None:
     posts = [("disk-read", 1.0, "seconds"), ("executor", 1.0, "seconds")]
-    assert [interval.label for interval in nest(posts, [101.0, 101.5], [0, 0])] == ["disk-read", "executor"]
+    assert [interval.label for interval in nest(Amounts.of(posts), [101.0, 101.5], [0, 0])] == [
+        "disk-read",
+        "executor",
+    ]

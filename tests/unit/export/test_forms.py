@@ -13,6 +13,7 @@ from dask_otel.attempts import MAX_KEY_LENGTH, Attempt, Failure, Written, origin
 from dask_otel.export import forms as module
 from dask_otel.export.encode import Encoder
 from dask_otel.export.forms import Encoded, Form, Forms
+from dask_otel.intervals import Amounts
 from dask_otel.parents import ACTIVITY, TASK, Parent
 
 from . import spans as samples
@@ -67,8 +68,7 @@ def attempt(**fields: Any) -> Attempt:
         start=1.7e9 + 100,
         end=1.7e9 + 101.5,
         outcome=names.SUCCESS,
-        amounts=AMOUNTS,
-        posts=AMOUNTS[:-1],
+        amounts=Amounts.of(AMOUNTS),
         moments=MOMENTS,
         shift=1.7e9,
         compute=0.6,
@@ -94,8 +94,7 @@ def attempts(draw: st.DrawFn) -> Attempt:
         span_id=draw(st.binary(min_size=8, max_size=8)),
         start=1.7e9 + draw(seconds),
         end=1.7e9 + 10 + draw(seconds),
-        amounts=[*posted, ("other", draw(seconds), "seconds")],
-        posts=posted,
+        amounts=Amounts.of([*posted, ("other", draw(seconds), "seconds")]),
         moments=moments,
         depths=bytes(depths),
         compute=draw(optional),
@@ -169,7 +168,7 @@ def test_what_is_rare_takes_the_other_way() -> None:
         "written": Written(attributes=(("rows", 3),)),
         "origin": PLACES[3],
         "key": "x" * 257,
-        "amounts": [("cancelled", 1.0, "seconds")],
+        "posts": Amounts.of(AMOUNTS[:-1]),
         "end": 1.7e9,
         "size": 1.5,
         "span_id": b"short",
@@ -182,8 +181,8 @@ def test_what_is_rare_takes_the_other_way() -> None:
 def test_labels_that_are_no_text_and_endless_posts_take_the_other_way() -> None:
     amounts = [(("mine", 3), 0.1, "seconds"), ("other", 0.1, "seconds")]
     many = [("mine", 0.1, "seconds")] * 100
-    assert encoded(attempt(amounts=amounts, posts=amounts[:1], moments=[1.0], depths=b"\0")) is None
-    assert encoded(attempt(amounts=many, posts=many[:-1], moments=[1.0] * 99, depths=bytes(99))) is None
+    assert encoded(attempt(amounts=Amounts.of(amounts), moments=[1.0], depths=b"\0")) is None
+    assert encoded(attempt(amounts=Amounts.of(many), moments=[1.0] * 99, depths=bytes(99))) is None
 
 
 def test_what_exceeds_the_limit_of_attributes_takes_the_other_way() -> None:
@@ -208,7 +207,7 @@ def test_what_is_kept_is_bounded(monkeypatch: Any) -> None:
     for i in range(20):
         place = PLACES[0]._replace(group=f"group-{i}")
         amounts = [(f"label-{i % 10}", 0.1, "seconds"), ("other", 0.1, "seconds")]
-        one = attempt(origin=place, amounts=amounts, posts=amounts[:1], moments=[1.0], depths=b"\0")
+        one = attempt(origin=place, amounts=Amounts.of(amounts), moments=[1.0], depths=b"\0")
         whole = encoded(one, forms)
         assert whole is None or decoded(whole.data) == plain(one)
         assert len(forms._forms) <= 4

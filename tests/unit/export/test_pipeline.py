@@ -21,6 +21,7 @@ from dask_otel.export import sinks
 from dask_otel.export.fates import Counts
 from dask_otel.export.pipeline import Pipeline
 from dask_otel.export.sinks import OtlpSink
+from dask_otel.intervals import Amounts
 from dask_otel.parents import ACTIVITY, Parent
 from dask_otel.records import Scope
 from dask_otel.settings import Limits, Otlp, Queue, Settings
@@ -119,8 +120,8 @@ ATTEMPT = Attempt(
     1.7e9,
     1.7e9 + 1,
     "success",
-    [("executor", 0.5, "seconds"), ("other", 0.5, "seconds")],
-    [("executor", 0.5, "seconds")],
+    Amounts.of([("executor", 0.5, "seconds"), ("other", 0.5, "seconds")]),
+    None,
     [0.75],
     1.7e9,
     depths=b"\0",
