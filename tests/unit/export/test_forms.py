@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
 
 from dask_otel import names
-from dask_otel.attempts import MAX_KEY_LENGTH, Attempt, Failure, Written, origin
+from dask_otel.attempts import ACTIVITY_STEP, MAX_KEY_LENGTH, Attempt, Failure, Written, origin
 from dask_otel.export import forms as module
 from dask_otel.export.encode import Encoder
 from dask_otel.export.forms import Encoded, Form, Forms
@@ -50,7 +51,7 @@ seconds = st.floats(0, 10)
 #: Few, so that labels repeat and nest in each other.
 labels = st.sampled_from(["thread-cpu", "thread-noncpu", "executor", "disk-read", "étiquette"])
 posts = st.lists(
-    st.tuples(labels, seconds, st.just("seconds"))
+    st.tuples(labels, st.floats(0, 1), st.just("seconds"))
     | st.tuples(labels, st.integers(0, 2**40), st.sampled_from(["bytes", "count"]))
     | st.tuples(labels, seconds, st.just("rows")),
     max_size=6,
@@ -92,7 +93,7 @@ def attempts(draw: st.DrawFn) -> Attempt:
         origin=draw(st.sampled_from(PLACES[:3])),
         key=draw(st.text(max_size=300) | st.tuples(st.text(max_size=5), st.integers())),
         span_id=draw(st.binary(min_size=8, max_size=8)),
-        start=1.7e9 + draw(seconds),
+        start=1.7e9 + draw(st.floats(0, 2)),
         end=1.7e9 + 10 + draw(seconds),
         amounts=Amounts.of([*posted, ("other", draw(seconds), "seconds")]),
         moments=moments,
@@ -152,6 +153,34 @@ def test_one_form_serves_attempts_of_several_groups() -> None:
     assert len(forms._forms) == 1
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("offset", 0.5),
+        ("size", None),
+        ("type", None),
+        ("wait_dependencies", None),
+        ("wait_slot", None),
+        ("thread", None),
+        ("compute", None),
+        ("depths", bytes([1, 1, 2, 2, 1, 1, 1, 1])),
+        ("amounts", Amounts.of([*AMOUNTS[:-3], ("disk-write", 300.0, "bytes"), *AMOUNTS[-2:]])),
+        # The first activity's id would be zero.
+        ("span_id", (-ACTIVITY_STEP % 2**64).to_bytes(8, "little")),
+    ],
+)
+def test_attempts_that_differ_do_not_share_what_differs(field: str, value: Any) -> None:
+    forms = Forms(128)
+    assert encoded(attempt(), forms) is not None
+    one = attempt(**{field: value})
+    whole = encoded(one, forms)
+    assert whole is None if field == "amounts" else whole is not None
+    assert whole is None or decoded(whole.data) == plain(one)
+    usual = forms.encode(attempt())
+    assert usual is not None
+    assert decoded(usual.data) == plain(attempt())
+
+
 def test_code_is_made_for_what_comes_again_only() -> None:
     forms = Forms(128)
     assert [forms.encode(attempt()) is None for _ in range(4)] == [True, True, False, False]
@@ -206,7 +235,7 @@ def test_what_is_kept_is_bounded(monkeypatch: Any) -> None:
     forms = Forms(128)
     for i in range(20):
         place = PLACES[0]._replace(group=f"group-{i}")
-        amounts = [(f"label-{i % 10}", 0.1, "seconds"), ("other", 0.1, "seconds")]
+        amounts = [(f"label-{i // 7}", 0.1, "seconds"), ("other", 0.1, "seconds")]
         one = attempt(origin=place, amounts=Amounts.of(amounts), moments=[1.0], depths=b"\0")
         whole = encoded(one, forms)
         assert whole is None or decoded(whole.data) == plain(one)
