@@ -165,6 +165,8 @@ def test_one_form_serves_attempts_of_several_groups() -> None:
         ("compute", None),
         ("depths", bytes([1, 1, 2, 2, 1, 1, 1, 1])),
         ("amounts", Amounts.of([*AMOUNTS[:-3], ("disk-write", 300.0, "bytes"), *AMOUNTS[-2:]])),
+        # All that was metered since is cut, each within what is around it.
+        ("end", 1.7e9 + 100.3),
         # The first activity's id would be zero.
         ("span_id", (-ACTIVITY_STEP % 2**64).to_bytes(8, "little")),
     ],
@@ -233,9 +235,9 @@ def test_what_is_kept_is_bounded(monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "_MAX_FORMS", 4)
     monkeypatch.setattr(module, "_MAX_ORIGINS", 4)
     forms = Forms(128)
-    for i in range(20):
+    for i, label in enumerate([*range(10), *[9] * 10]):
         place = PLACES[0]._replace(group=f"group-{i}")
-        amounts = [(f"label-{i // 7}", 0.1, "seconds"), ("other", 0.1, "seconds")]
+        amounts = [(f"label-{label}", 0.1, "seconds"), ("other", 0.1, "seconds")]
         one = attempt(origin=place, amounts=Amounts.of(amounts), moments=[1.0], depths=b"\0")
         whole = encoded(one, forms)
         assert whole is None or decoded(whole.data) == plain(one)
