@@ -165,6 +165,8 @@ def test_one_form_serves_attempts_of_several_groups() -> None:
         ("compute", None),
         ("depths", bytes([1, 1, 2, 2, 1, 1, 1, 1])),
         ("amounts", Amounts.of([*AMOUNTS[:-3], ("disk-write", 300.0, "bytes"), *AMOUNTS[-2:]])),
+        # The executor's end is noted late: it begins before what is inside it.
+        ("moments", (100.1, 100.5, 100.7, 100.7, 101.1, 101.2, 101.2, 101.2)),
         # All that was metered since is cut, each within what is around it.
         ("end", 1.7e9 + 100.3),
         # The first activity's id would be zero.
