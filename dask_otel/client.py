@@ -28,6 +28,7 @@ from opentelemetry.trace import (
 from dask_otel import names, process, propagation, submission
 from dask_otel.current import failure_of
 from dask_otel.guard import Guard
+from dask_otel.outlet import Outlet
 from dask_otel.seam import client as seam
 from dask_otel.settings import Settings
 from dask_otel.version import __version__
@@ -46,7 +47,7 @@ class ClientTelemetry:
         self.ask_scheduler = True
         self._client = weakref.ref(client)
         cluster_id = seam.cluster_id(client)
-        self.outlet = process.Outlet(settings, "client", client.id, lambda: {names.CLUSTER_ID: cluster_id})
+        self.outlet = Outlet(settings, "client", client.id, lambda: {names.CLUSTER_ID: cluster_id})
         carried = propagation.from_environment(os.environ, settings.propagators)
         self._environment = propagation.to_context(carried) if carried is not None else None
         self._first = True

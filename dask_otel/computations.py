@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 from typing import NamedTuple
 
-from dask_otel import names, rollup
+from dask_otel import names, rollup, summary
 from dask_otel.carried import Carried, Decision
 from dask_otel.chains import Chains, Past
 from dask_otel.endings import Endings
@@ -138,7 +138,7 @@ class Computations:
         computation.end = max(computation.end, now)
         self._endings.touch(computation)
         if computation.detail > OFF:
-            for span in rollup.graph_spans(graph, self._new_span_id):
+            for span in summary.graph_spans(graph, self._new_span_id):
                 self._emit(span)
 
     def _join(self, client: str, carried: Carried | None, operation: str, now: float) -> Computation:
@@ -401,7 +401,7 @@ class Computations:
             group.sums.emitted += 1
             span_id = attempt_span_id(group.computation.span_id, flight.run_id)
             self._emit(
-                rollup.lost_span(group, str(key), span_id, past, start, now, assumed, error_type, worker)
+                summary.lost_span(group, str(key), span_id, past, start, now, assumed, error_type, worker)
             )
         if failed:
             self._chains.end(key, flight.run_id, group.computation.parent.trace_id)

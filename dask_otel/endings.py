@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dask_otel import names, rollup
+from dask_otel import names, summary
 from dask_otel.parents import OFF
 from dask_otel.records import Span
 from dask_otel.rollup import Computation, Group
@@ -125,14 +125,14 @@ class Endings:
             group.own[names.CANCELLED] += group.sums.going
         computation.take(group)
         if computation.detail > OFF:
-            self._emit(rollup.group_span(group))
+            self._emit(summary.group_span(group))
 
     def _tell_computation(self, computation: Computation, state: str) -> None:
         if self.unsettled.pop(computation.span_id, None) is None or computation.detail == OFF:
             return
         for tag in reversed(computation.tags.values()):
-            self._emit(rollup.tag_span(tag))
-        self._emit(rollup.computation_span(computation, state))
+            self._emit(summary.tag_span(tag))
+        self._emit(summary.computation_span(computation, state))
 
     def stop(self, now: float, state: str) -> None:
         """Tell everything that is open: the scheduler restarts or closes."""

@@ -18,23 +18,17 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace import Span as SdkSpan
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.sdk.trace import TracerProvider
 
-from dask_otel import config, names, resource, sampling
-from dask_otel.carried import Decision
+from dask_otel import config, names
 from dask_otel.export.pipeline import CLOSE_TIMEOUT, Pipeline
-from dask_otel.export.queue import Emitter
-from dask_otel.export.readable import from_readable, from_scope
-from dask_otel.records import RANDOM, Attributes, Scope, Span, Value
-from dask_otel.settings import Limits, Settings
+from dask_otel.provider import OwnProvider
+from dask_otel.records import RANDOM, Scope
+from dask_otel.settings import Settings
 from dask_otel.version import __version__
 
 logger = logging.getLogger("dask_otel")
@@ -246,187 +240,6 @@ def close(timeout: float) -> bool:
         pipelines = list(_pipelines.values())
         _pipelines.clear()
     return all([pipeline.close(timeout) for pipeline in pipelines])
-
-
-class Outlet:
-    """Where one server's or client's spans go; what that is is decided when the first one comes.
-
-    Parameters
-    ----------
-    settings:
-        The server's.
-    role, instance_id:
-        ``scheduler``, ``worker`` or ``client``, and its id.
-    extra:
-        Further attributes of the resource, asked for when the resource is made.
-    """
-
-    def __init__(
-        self, settings: Settings, role: str, instance_id: str, extra: Callable[[], Mapping[str, Value]]
-    ) -> None:
-        self._role = role
-        self._instance_id = instance_id
-        self._extra = extra
-        self.use(settings)
-
-    def use(self, settings: Settings) -> None:
-        """Go on by other settings."""
-        self.settings = settings
-        self._sampler = sampling.RootSampler(settings.sampler)
-        self._asked: tuple[TracerProvider, sampling.RootSampler] | None = None
-        self._emitter: Emitter | None = None
-        self._scopes: dict[InstrumentationScope | None, Emitter] = {}
-        self._provider: TracerProvider | None = None
-
-    @property
-    def sampler(self) -> sampling.RootSampler:
-        """The application's provider's, where there is one; else that of the settings."""
-        provider = application_provider()
-        if provider is None:
-            return self._sampler
-        if self._asked is None or self._asked[0] is not provider:
-            self._asked = provider, sampling.RootSampler.of(provider.sampler)
-        return self._asked[1]
-
-    @property
-    def sending(self) -> bool:
-        """Whether spans of ours leave this process."""
-        if self.settings.disabled or self.sampler.always_off:
-            return False
-        return self.settings.exporting or application_provider() is not None
-
-    def explain(self, *, loud: bool) -> None:
-        """Say what to type where nobody said where to send; a warning in the process of whoever asked for us."""
-        if not self.settings.exporters and not self.settings.disabled and application_provider() is None:
-            say_once(config.explain(), level=logging.WARNING if loud else logging.INFO)
-
-    def decide(self, trace_id: bytes, name: str, kind: int) -> Decision:
-        """Ask the sampler about a trace that starts here; ``kind`` is OTLP's number."""
-        return self.sampler.decide(int.from_bytes(trace_id, "big"), name, kind, {}, None)
-
-    def emit(self, item: object) -> bool:
-        """Hand in a span, or what becomes spans; whether there was room."""
-        return (self._emitter or self.open()).emit(item)  # type: ignore[arg-type]
-
-    def open(self) -> Emitter:
-        """Decide now where spans go."""
-        if self._emitter is None:
-            provider = application_provider()
-            attributes = (
-                tuple(provider.resource.attributes.items()) if provider is not None else self._resource()
-            )
-            self._emitter = pipeline_for(self.settings, provider).emitter(attributes, SCOPE)  # type: ignore[arg-type]
-        return self._emitter
-
-    def provider(self) -> TracerProvider:
-        """The application's provider, else one of our own with this outlet's resource and sampler."""
-        found = application_provider()
-        if found is not None:
-            return found
-        if self._provider is None:
-            self._provider = OwnProvider(
-                self,
-                resource=resource.to_sdk(self._resource()),
-                sampler=sampling.make(self.settings.sampler),
-                span_limits=_span_limits(self.settings.limits),
-                shutdown_on_exit=False,
-            )
-        return self._provider
-
-    def emitter_of(self, scope: InstrumentationScope | None) -> Emitter | None:
-        """Where spans go that the users' code makes by a provider of ours; ``None`` if nowhere."""
-        if not self.settings.exporting:
-            return None
-        emitter = self._scopes.get(scope)
-        if emitter is None:
-            emitter = pipeline_for(self.settings).emitter(self._resource(), from_scope(scope))
-            self._scopes[scope] = emitter
-        return emitter
-
-    def _resource(self) -> Attributes:
-        return resource.build(self._role, self._instance_id, self.settings, self._extra())
-
-    def set_global_provider(self) -> None:
-        """Make our provider the process's, for the users' spans, unless there is one: a worker's own process only."""
-        current = trace.get_tracer_provider() if application_provider() is None else None
-        if isinstance(current, OwnProvider):  # From before dask-otel was turned off: it cannot be set twice.
-            current.outlet = self
-        elif (
-            self.settings.exporting
-            and self.settings.user_spans
-            and isinstance(current, trace.ProxyTracerProvider)
-        ):
-            trace.set_tracer_provider(self.provider())
-
-    def close(self) -> None:
-        """The users' spans go nowhere from now on."""
-        current = trace.get_tracer_provider()
-        if isinstance(current, OwnProvider) and current.outlet is self:
-            current.outlet = None
-
-
-class OwnProvider(TracerProvider):
-    """A provider of ours, told from the application's by its class; it sends where its ``outlet`` does."""
-
-    def __init__(self, outlet: Outlet | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.outlet = outlet
-        self.add_span_processor(_Forward(self))
-
-
-class _Readable:
-    """A span of the SDK on its way: becomes a record in the background thread."""
-
-    __slots__ = ("_span",)
-    weight = 1
-
-    def __init__(self, span: ReadableSpan) -> None:
-        self._span = span
-
-    def spans(self) -> Iterator[Span]:
-        yield from_readable(self._span)[2]
-
-
-class _Forward(SpanProcessor):
-    """Hands the SDK's finished spans to our pipeline."""
-
-    def __init__(self, provider: OwnProvider) -> None:
-        self._provider = provider
-
-    def on_start(self, span: SdkSpan, parent_context: Context | None = None) -> None:
-        """Nothing: what counts is the end."""
-
-    def on_end(self, span: ReadableSpan) -> None:
-        outlet = self._provider.outlet
-        if outlet is None or span.context is None or not span.context.trace_flags.sampled:
-            return
-        emitter = outlet.emitter_of(span.instrumentation_scope)
-        if emitter is not None:
-            emitter.emit(_Readable(span))
-
-    def shutdown(self) -> None:
-        """Nothing: the pipeline has its own end."""
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        return flush(timeout_millis / 1000)
-
-
-def _span_limits(limits: Limits) -> SpanLimits:
-    """The SDK's object with every limit given: it would read the environment, and raise, for one that is not."""
-
-    def given(limit: int | None) -> int:
-        return SpanLimits.UNSET if limit is None else limit
-
-    return SpanLimits(
-        max_attributes=given(limits.attributes),
-        max_events=given(limits.events),
-        max_links=given(limits.links),
-        max_span_attributes=given(limits.attributes),
-        max_event_attributes=given(limits.event_attributes),
-        max_link_attributes=given(limits.link_attributes),
-        max_attribute_length=given(limits.nested_attribute_length),
-        max_span_attribute_length=given(limits.attribute_length),
-    )
 
 
 #: Flags of an id that we made: the random bit says that it can be sampled by.

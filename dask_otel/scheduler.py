@@ -21,6 +21,7 @@ from dask_otel.carried import Decision
 from dask_otel.computations import Activated, Computations
 from dask_otel.guard import Guard
 from dask_otel.holders import BY_CLIENT, BY_PRELOAD, Holders
+from dask_otel.outlet import Outlet
 from dask_otel.parents import DETAILS, OFF
 from dask_otel.rollup import Graph
 from dask_otel.seam.scheduler import SchedulerSeam, Submission
@@ -40,9 +41,7 @@ class SchedulerTelemetry:
     def __init__(self, scheduler: Scheduler, settings: Settings) -> None:
         self.settings = settings
         self.guard = Guard("the scheduler")
-        self.outlet = process.Outlet(
-            settings, "scheduler", scheduler.id, lambda: {names.CLUSTER_ID: scheduler.id}
-        )
+        self.outlet = Outlet(settings, "scheduler", scheduler.id, lambda: {names.CLUSTER_ID: scheduler.id})
         self.seam = SchedulerSeam(scheduler, self, self.guard)
         self.model = Computations(
             emit=self.outlet.emit,

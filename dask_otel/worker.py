@@ -22,10 +22,12 @@ from dask_otel.attempts import Attempt, Failure, Origin, failure_from_text, orig
 from dask_otel.client import TaskClients
 from dask_otel.guard import Guard
 from dask_otel.intervals import Amounts
+from dask_otel.outlet import Outlet
 from dask_otel.parents import GROUP, OFF, TASK, Handed, Parent, attempt_span_id, unpack
 from dask_otel.seam import client as client_seam
+from dask_otel.seam.run import Ended, Run
 from dask_otel.seam.transfers import Transfer
-from dask_otel.seam.worker import Ended, Run, WorkerSeam
+from dask_otel.seam.worker import WorkerSeam
 from dask_otel.settings import Settings
 from dask_otel.sums import Sums
 from dask_otel.version import __version__
@@ -78,7 +80,7 @@ class WorkerTelemetry:
         self.settings = settings
         self._asked_here = asked_here
         self.guard = Guard(f"worker {worker.address}")
-        self.outlet = process.Outlet(settings, "worker", worker.id, lambda: _resource(worker))
+        self.outlet = Outlet(settings, "worker", worker.id, lambda: _resource(worker))
         self.seam = WorkerSeam(worker, self, self.guard)
         self._address = worker.address
         self._name = str(worker.name)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dask.utils import key_split
@@ -23,9 +23,9 @@ from distributed.worker_state_machine import ExecuteFailureEvent, ExecuteSuccess
 from opentelemetry.context import Context, attach, detach
 
 from dask_otel import clock, names
-from dask_otel.attempts import Failure
 from dask_otel.guard import Guard
 from dask_otel.seam import ANNOTATION, HERE, METRIC, TOPIC, Wraps, actors, errors, last_version
+from dask_otel.seam.run import Ended, Posts, Run
 from dask_otel.seam.transfers import Listener as TransferListener
 from dask_otel.seam.transfers import TransferSeam
 from dask_otel.version import __version__
@@ -38,100 +38,6 @@ _EMPTY = Context()
 _CLOSING = ("worker-closing", "cancelled-by-worker-close")
 _UNSTARTED = ("waiting", "ready", "constrained")
 _RUNNING = ("executing", "long-running")
-
-
-class Posts(list[tuple[Hashable, float, str]]):
-    """A ledger's metrics that remember when each was posted and how deep, and the run that they belong to.
-
-    A metering context listens while it is open: the more listen, the deeper.
-    """
-
-    __slots__ = ("depths", "moments", "run")
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.moments: list[float] = []
-        self.depths = bytearray()
-
-    def append(self, post: tuple[Hashable, float, str]) -> None:
-        self.moments.append(_clock())
-        depth = len(_listening())
-        self.depths.append(depth if depth < 255 else 255)
-        list.append(self, post)
-
-
-_clock = time.perf_counter
-_listening = context_meter._callbacks.get
-
-
-class Run:
-    """One execution of a task on this worker, from its first moment.
-
-    ``start`` is in seconds since the epoch; ``shift`` added to a moment of ``posts`` gives such seconds.
-    ``listener`` is for whatever the listener wants to keep with it. ``cancelled`` says that the scheduler gave it
-    up; its code goes on. ``answered`` is the number of a later dispatch of the same key that came to nothing.
-    """
-
-    __slots__ = (
-        "answered",
-        "cancelled",
-        "is_async",
-        "key",
-        "listener",
-        "posts",
-        "ready",
-        "run_id",
-        "seceded",
-        "shift",
-        "start",
-        "state",
-        "thread",
-        "waiting",
-    )
-
-    def __init__(self, key: Hashable, run_id: int, state: Any) -> None:
-        self.key = key
-        self.run_id = run_id
-        self.state = state
-        self.is_async = self.cancelled = False
-        self.answered = run_id
-        self.thread: int | None = None
-        self.listener: Any = None
-        self.posts = Posts(self)
-        self.start = self.shift = 0.0
-        self.waiting: float | None = None
-        self.ready: float | None = None
-        self.seceded: float | None = None
-
-
-class Ended:
-    """How a run ended; every field that is not known is ``None``."""
-
-    __slots__ = (
-        "amounts",
-        "compute",
-        "end",
-        "exception_text",
-        "failure",
-        "outcome",
-        "size",
-        "thread",
-        "traceback_text",
-        "type",
-    )
-
-    def __init__(self, outcome: str, end: float, amounts: Sequence[tuple[Hashable, float, str]]) -> None:
-        self.outcome = outcome
-        self.end = end
-        self.amounts = amounts
-        self.compute: float | None = None
-        self.size: int | None = None
-        self.type: str | None = None
-        self.thread: int | None = None
-        #: The exception where the state machine saw it, else its text as Dask gives it.
-        self.failure: Failure | None = None
-        self.exception_text: str | None = None
-        self.traceback_text = ""
 
 
 class Listener(TransferListener, actors.Listener, Protocol):
@@ -330,13 +236,12 @@ class WorkerSeam:
 
     def _measure(self, run: Run) -> None:
         """Listen to the ledger that this execution's amounts are collected in."""
-        callback: Any = _listening()["async-instruction"]
+        callback: Any = context_meter._callbacks.get()["async-instruction"]
         ledger = callback.__self__
         run.shift = time.time() - time.perf_counter()
         run.start = ledger.start + run.shift
-        run.posts.extend(ledger.metrics)
-        run.posts.moments.extend([ledger.start] * len(run.posts))
-        run.posts.depths.extend([min(255, len(_listening()))] * len(run.posts))
+        for post in ledger.metrics:
+            run.posts.append(post)
         ledger.metrics = run.posts
 
     def _wrap_finalize(self, original: Callable[..., None]) -> Callable[..., None]:

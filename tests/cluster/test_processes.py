@@ -29,6 +29,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 import dask_otel
 from dask_otel import config, names, process
 from dask_otel.export.readable import from_readable
+from dask_otel.outlet import SCOPE
 from dask_otel.receiver import Receiver, Request, Response
 from dask_otel.records import Span
 from dask_otel.tree import Received, outline
@@ -596,7 +597,7 @@ def test_a_wait_in_vain_is_not_repeated_by_the_next_server_that_ends(hanging: Re
         return took
 
     pipeline = process.pipeline_for(config.load())
-    pipeline.emitter((), process.SCOPE).emit(Span("neg", 5, b"t" * 16, b"s" * 8, start=1, end=2))
+    pipeline.emitter((), SCOPE).emit(Span("neg", 5, b"t" * 16, b"s" * 8, start=1, end=2))
     first, *others = asyncio.run(farewells())
     assert first >= 1.5
     assert max(others) < 1.2

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import distributed
 from distributed.metrics import DelayedMetricsLedger, context_meter
 
-from dask_otel.seam.worker import Posts
+from dask_otel.seam.run import Posts
 from tests.unit.drift_run import Seen
 
 SCHEDULER, WORKER, CLIENT = "seam/scheduler.py SchedulerSeam", "seam/worker.py WorkerSeam", "seam/client.py"
@@ -461,11 +461,9 @@ STATIC = [
         "the ledger of an asynchronous instruction in its context",
         _ledger_is_in_the_context,
     ),
+    Fact("seam/run.py Posts", "a ledger to append posts to its list `metrics`", _ledger_appends_to_its_list),
     Fact(
-        "seam/worker.py Posts", "a ledger to append posts to its list `metrics`", _ledger_appends_to_its_list
-    ),
-    Fact(
-        "seam/worker.py Posts",
+        "seam/run.py Posts",
         "an open metering context to have a callback of its own",
         _open_contexts_are_counted,
     ),

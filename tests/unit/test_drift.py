@@ -84,7 +84,7 @@ def test_a_ledger_that_is_another_is_told_with_the_function_to_change(
             broken.append(str(told).partition(" expects ")[0])
     assert broken == [
         "dask_otel/seam/worker.py WorkerSeam._measure",
-        "dask_otel/seam/worker.py Posts",
+        "dask_otel/seam/run.py Posts",
         "dask_otel/seam/worker.py WorkerSeam._measure",
         "dask_otel/seam/transfers.py TransferSeam.close",
     ]
