@@ -567,7 +567,7 @@ DYNAMIC = [
         _graphs_transitions,
     ),
     Fact(f"{SCHEDULER}.graph_created", "the computation's id", lambda seen: seen.computation is not None),
-    Fact("rollup.py graph_spans", "the phases of an update in its event, their signs aside", _phases_add_up),
+    Fact("summary.py graph_spans", "the phases of an update in its event, their signs aside", _phases_add_up),
     Fact(
         f"{SCHEDULER}.event",
         "the event's stimulus to be the graph's",
