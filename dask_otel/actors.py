@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dask_otel import names
-from dask_otel.attempts import TASK_NAMES, Failure, Written, exception_events
+from dask_otel.attempts import TASK_NAMES, Failure, Written, exception_events, merged
 from dask_otel.carried import Carried
 from dask_otel.parents import ACTIVITY, OFF, Parent
 from dask_otel.records import ERROR, INTERNAL, IS_REMOTE, IS_REMOTE_KNOWN, SAMPLED, Attributes, Span
@@ -65,7 +65,7 @@ def span(
         int(call.start * _NS),
         int(end * _NS),
         common,
-        own + written.attributes,
+        merged(common, own, written.attributes),
         exception_events(failure, written, int(end * _NS)),
         written.links,
         ERROR if failure else written.status,

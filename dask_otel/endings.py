@@ -66,7 +66,6 @@ class Endings:
     def idle(self, group: Group, now: float) -> None:
         """Its last active task has ended."""
         group.end = now
-        self._idle.pop(group, None)
         self._idle[group] = None
         self._touched.add(group.computation)
 
