@@ -11,6 +11,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from dask_otel import config, names, process, resource, sampling
 from dask_otel.carried import Decision
+from dask_otel.export.bodies import Source
 from dask_otel.export.queue import Emitter
 from dask_otel.export.readable import from_scope
 from dask_otel.process import application_provider, pipeline_for, say_once
@@ -49,6 +50,7 @@ class Outlet:
         self._sampler = sampling.RootSampler(settings.sampler)
         self._asked: tuple[TracerProvider, sampling.RootSampler] | None = None
         self._emitter: Emitter | None = None
+        self._source: Source | None = None
         self._scopes: dict[InstrumentationScope | None, Emitter] = {}
         self._provider: TracerProvider | None = None
 
@@ -81,6 +83,13 @@ class Outlet:
     def emit(self, item: object) -> bool:
         """Hand in a span, or what becomes spans; whether there was room."""
         return (self._emitter or self.open()).emit(item)  # type: ignore[arg-type]
+
+    @property
+    def source(self) -> Source:
+        """Who measures, for metrics."""
+        if self._source is None:
+            self._source = Source(self._resource(), SCOPE)
+        return self._source
 
     def open(self) -> Emitter:
         """Decide now where spans go."""

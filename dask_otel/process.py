@@ -25,6 +25,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
 from dask_otel import config, names
+from dask_otel.export.metrics import MetricExporter
 from dask_otel.export.pipeline import CLOSE_TIMEOUT, Pipeline
 from dask_otel.provider import OwnProvider
 from dask_otel.records import RANDOM, Scope
@@ -39,7 +40,7 @@ SCOPE = Scope(names.SCOPE, __version__, names.SCHEMA_URL)
 _WHO = (names.SERVICE_NAME, names.SERVICE_INSTANCE_ID)
 
 _lock = threading.Lock()
-_pipelines: dict[tuple[Settings, int | None], Pipeline] = {}
+_pipelines: dict[object, Pipeline | MetricExporter] = {}
 _said: set[str] = set()
 _given: TracerProvider | None = None
 #: When somebody waited in vain for what this process has to be sent (monotonic).
@@ -112,7 +113,7 @@ def pipeline_for(settings: Settings, provider: TracerProvider | None = None) -> 
     key = (settings, id(provider) if provider else None)
     with _lock:
         found = _pipelines.get(key)
-        if found is None:
+        if not isinstance(found, Pipeline):
             if provider is None:
                 found = Pipeline(settings)
             else:
@@ -120,6 +121,16 @@ def pipeline_for(settings: Settings, provider: TracerProvider | None = None) -> 
                 # The SDK offers no other way in for a span that is over already.
                 found.add_processor(provider._active_span_processor.on_end)
             _pipelines[key] = found
+        return found
+
+
+def metric_exporter_for(settings: Settings) -> MetricExporter:
+    """The process's exporter of metrics for these settings."""
+    with _lock:
+        found = _pipelines.get(settings.metrics)
+        if not isinstance(found, MetricExporter):
+            delta = settings.metrics.temporality == "delta"
+            found = _pipelines[settings.metrics] = MetricExporter(settings.metrics.otlp, delta)
         return found
 
 

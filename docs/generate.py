@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dask_otel import names
-from dask_otel.names import ATTRIBUTES, Attribute
+from dask_otel.names import ATTRIBUTES, INSTRUMENTS, Attribute
+from dask_otel.series import OTHER
+from dask_otel.worker_metrics import MAX_PREFIXES
 
 PAGE = Path(__file__).parent / "reference" / "telemetry.md"
 
@@ -55,6 +57,14 @@ A task's attempt ends as one of these; `dask.computation.outcomes.<outcome>` and
 `error.type` is the exception's class, or one of: `{worker_lost}` (the worker of the attempt is gone), `{killed_worker}` (and the task failed of
 that), `{other}` (the class is not known).
 
+## Metrics
+
+Totals since the server started to report, unless your receiver wants differences (`OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE=delta`).
+The first export of a series has a zero point before it, so that a query for its increase sees the first value. A server is told by its
+resource, not by attributes. Of task prefixes the busiest {worker_prefixes} that a worker met first have series of their own, the
+others are `{folded}`.
+
+{metrics}
 ## Scope
 
 The instrumentation scope is `{scope}` with the version of dask-otel and the schema `{schema}`.
@@ -115,6 +125,9 @@ def page() -> str:
         worker_lost=names.WORKER_LOST,
         killed_worker=names.KILLED_WORKER,
         other=names.OTHER_ERROR,
+        metrics="\n".join(section for server in ("worker", "scheduler") for section in _metrics(server)),
+        worker_prefixes=MAX_PREFIXES,
+        folded=OTHER,
         scope=names.SCOPE,
         schema=names.SCHEMA_URL,
     )
@@ -124,6 +137,15 @@ def targets() -> list[str]:
     """What attributes are on, in the order in which `names` comes to it; the resource last."""
     found = dict.fromkeys(target for attribute in ATTRIBUTES for target in attribute.on.split(", "))
     return [*(target for target in found if target != "resource"), "resource"]
+
+
+def _metrics(server: str) -> Iterator[str]:
+    yield f"### {server[0].upper()}{server[1:]}s\n\n| name | kind | unit | attributes | |\n| --- | --- | --- | --- | --- |"
+    for one in INSTRUMENTS:
+        if one.on == server:
+            attributes = ", ".join(map(_code, one.attributes))
+            yield _row(_code(one.name), one.kind, _code(one.unit), attributes, one.brief)
+    yield ""
 
 
 def _section(target: str) -> Iterator[str]:

@@ -21,7 +21,7 @@ INTERVAL = 60.0
 
 
 class Complaints:
-    """Warns about lost spans.
+    """Warns about lost spans, or ``what`` else is lost.
 
     Examples
     --------
@@ -36,9 +36,13 @@ class Complaints:
     """
 
     def __init__(
-        self, say: Callable[[str], object] = logger.warning, clock: Callable[[], float] = monotonic
+        self,
+        say: Callable[[str], object] = logger.warning,
+        clock: Callable[[], float] = monotonic,
+        what: str = "span",
     ) -> None:
         self._say = say
+        self._what = what
         self._clock = clock
         self._next = float("-inf")
         self._lost = 0
@@ -68,8 +72,8 @@ class Complaints:
         where, cause = self._latest
         more = f" (this and {self._unsaid - 1} earlier problems)" if self._unsaid > 1 else ""
         self._unsaid = 0
-        spans = "1 span" if self._lost == 1 else f"{self._lost} spans"
-        self._say(f"dask-otel: {where}: {cause}; {spans} lost so far{more}.")
+        lost = f"{self._lost} {self._what}{'' if self._lost == 1 else 's'}"
+        self._say(f"dask-otel: {where}: {cause}; {lost} lost so far{more}.")
 
 
 def shown(endpoint: str) -> str:

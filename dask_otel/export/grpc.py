@@ -25,6 +25,7 @@ from dask_otel.export.outcome import REJECTED, RETRY, UNKNOWN, Outcome
 from dask_otel.settings import Otlp
 
 METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+METRICS_METHOD = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 
 #: OTLP's retryable codes but RESOURCE_EXHAUSTED, which needs RetryInfo, and DEADLINE_EXCEEDED and CANCELLED,
 #: which are made up on this side and say that no answer came.
@@ -55,14 +56,14 @@ class GrpcSender:
         A file of certificates cannot be read.
     """
 
-    def __init__(self, otlp: Otlp) -> None:
+    def __init__(self, otlp: Otlp, method: str = METHOD) -> None:
         grpc = import_module("grpc")
         self._grpc = grpc
         self._timeout = otlp.timeout
         self._metadata = _metadata(otlp)
         self._channel = _channel(grpc, otlp)
         self._export = self._channel.unary_unary(
-            METHOD, request_serializer=bytes, response_deserializer=bytes
+            method, request_serializer=bytes, response_deserializer=bytes
         )
 
     def send(self, body: bytes, spans: int) -> Outcome:

@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from dask_otel.export.bodies import Bodies, Body, Source, Taken, plain
 from dask_otel.export.complaints import Complaints, shown
 from dask_otel.export.fates import Fates
-from dask_otel.export.grpc import GrpcSender
+from dask_otel.export.grpc import METHOD, GrpcSender
 from dask_otel.export.http import HttpSender
 from dask_otel.export.outcome import DELIVERED, REJECTED, RETRY, UNKNOWN, Outcome
 from dask_otel.export.readable import to_readable, to_resource, to_scope
@@ -61,10 +61,10 @@ class Sender(Protocol):
     def close(self) -> None: ...
 
 
-def make_sender(otlp: Otlp) -> Sender:
-    """The sender for a protocol."""
+def make_sender(otlp: Otlp, method: str = METHOD) -> Sender:
+    """The sender for a protocol; ``method`` is gRPC's, HTTP has the endpoint's path."""
     if otlp.protocol == "grpc":
-        return GrpcSender(otlp)
+        return GrpcSender(otlp, method)
     if otlp.protocol == "http/protobuf":
         return HttpSender(otlp)
     raise ValueError(f"OTLP protocol {otlp.protocol!r} is not one of http/protobuf, grpc")

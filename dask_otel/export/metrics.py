@@ -1,0 +1,276 @@
+"""One background thread in a process that sends what servers have measured.
+
+Rules
+-----
+1. A server hands in its points on its own event loop and goes on; the thread encodes and sends them.
+2. A series that is new has a zero point at the moment of the export before, or at its server's start: so its first
+   value is not lost to a query for increases.
+3. Totals are sent as they are, or as differences to what a receiver has taken, by the user's preference: what it has
+   not taken is in the next difference.
+4. Nothing is sent again: the next totals hold it. What was not sent is said once a minute; to a receiver that takes
+   no metrics nothing more is sent.
+5. `close` returns within its timeout. In a forked child nothing is sent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+from collections import deque
+from collections.abc import Sequence
+from threading import Event, Lock, Thread
+from time import monotonic
+from typing import NamedTuple
+from weakref import WeakSet
+
+from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, set_value
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.metrics.v1 import metrics_pb2
+
+from dask_otel.export.bodies import Source
+from dask_otel.export.complaints import Complaints, logger, shown
+from dask_otel.export.grpc import METRICS_METHOD
+from dask_otel.export.outcome import DELIVERED, REJECTED, RETRY, Outcome
+from dask_otel.export.queue import Bell
+from dask_otel.export.sinks import Sender, make_sender
+from dask_otel.export.values import encode_pair
+from dask_otel.names import COUNTER
+from dask_otel.records import Attributes
+from dask_otel.series import Measured
+from dask_otel.settings import Otlp
+
+#: What `MetricExporter.close` may take (s).
+CLOSE_TIMEOUT = 1.5
+#: How a receiver answers that takes spans only, as Jaeger does.
+_NO_METRICS = re.compile(r"HTTP 40[45]\b|gRPC UNIMPLEMENTED\b")
+#: Exports of all servers of a process that wait at most.
+_MOST = 64
+_NS = 1e9
+
+_exporters: WeakSet[MetricExporter] = WeakSet()
+
+
+class Batch(NamedTuple):
+    """What one server measured until ``now``, having begun at ``start`` (s since the epoch)."""
+
+    source: Source
+    start: float
+    now: float
+    measured: Sequence[Measured]
+
+
+class _Series:
+    """What is known of one server's series."""
+
+    def __init__(self) -> None:
+        self.before = 0.0
+        #: When each began (s), and its total at the last export that was taken.
+        self.began: dict[tuple[str, Attributes], float] = {}
+        self.taken: dict[tuple[str, Attributes], float] = {}
+        self.taken_at = 0.0
+
+
+class MetricExporter:
+    """Sends batches as OTLP.
+
+    Parameters
+    ----------
+    otlp:
+        Where to.
+    delta:
+        Whether counters go as differences.
+    """
+
+    def __init__(self, otlp: Otlp, delta: bool = False) -> None:
+        #: Seconds that `close` may take where it is not told.
+        self.patience = CLOSE_TIMEOUT
+        self._otlp = otlp
+        self._delta = delta
+        self._sender: Sender | None = None
+        self._complaints = Complaints(what="point")
+        self._series: dict[Source, _Series] = {}
+        self._batches: deque[Batch] = deque(maxlen=_MOST)
+        self._flushes: deque[Event] = deque()
+        self._bell = Bell()
+        self._closing = self._ended = False
+        self._starting = Lock()
+        self._thread: Thread | None = None
+        #: Points that were taken, and that were not.
+        self.exported = self.lost = 0
+        _exporters.add(self)
+
+    def submit(self, batch: Batch) -> None:
+        """Send it soon."""
+        if self._closing:
+            return
+        self._batches.append(batch)
+        if self._thread is None:
+            self._start()
+        self._bell.ring()
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until what was submitted before has an answer; whether that was so in time."""
+        if self._thread is None:
+            return not self._batches
+        done = Event()
+        self._flushes.append(done)
+        self._bell.ring()
+        # A thread that ends sets what it finds, and may have looked before.
+        return self._ended or done.wait(timeout)
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Send what waits, then stop for good; whether all was handed on."""
+        until = monotonic() + (self.patience if timeout is None else timeout)
+        atexit.unregister(self.close)
+        self._closing = True
+        self._bell.ring()
+        if self._thread is not None:
+            self._thread.join(max(0.0, until - monotonic() - 0.2))
+            if self._thread.is_alive() and self._sender is not None:
+                self._sender.close()
+                self._thread.join(0.2)
+        self._complaints.conclude()
+        return not self._batches
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                self._thread = Thread(target=self._run, name="dask-otel-metrics", daemon=True)
+                self._thread.start()
+                atexit.register(self.close)
+
+    def _run(self) -> None:
+        # Instrumented grpc and sockets would make spans of our own requests.
+        attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
+        while True:
+            closing = self._closing
+            flushes = [self._flushes.popleft() for _ in range(len(self._flushes))]
+            while self._batches:
+                self._export(self._batches.popleft())
+            for done in flushes:
+                done.set()
+            if closing:
+                break
+            self._bell.wait(60.0)
+        self._ended = True
+        for done in self._flushes:
+            done.set()
+        if self._sender is not None:
+            self._sender.close()
+
+    def _export(self, batch: Batch) -> None:
+        points = sum(len(one.points) for one in batch.measured)
+        try:
+            series = self._series.setdefault(batch.source, _Series())
+            body, totals = encode(batch, series, self._delta)
+            outcome = self._send(body, points)
+        except Exception as error:
+            outcome, totals = Outcome(REJECTED, f"{type(error).__name__}: {error}"[:300]), {}
+        if outcome.fate == REJECTED and _NO_METRICS.match(outcome.reason):
+            self._give_up(outcome.reason)
+            return
+        if outcome.fate == DELIVERED:
+            self.exported += points - outcome.rejected
+        else:
+            self.lost += points
+        if outcome.fate != RETRY and totals:
+            series.taken, series.taken_at = totals, batch.now
+        if outcome.fate != DELIVERED or outcome.reason:
+            lost = outcome.rejected if outcome.fate == DELIVERED else points
+            self._complaints.lost(
+                lost, shown(self._otlp.endpoint), outcome.reason or "rejected without a reason"
+            )
+
+    def _give_up(self, reason: str) -> None:
+        self._closing = True
+        self._batches.clear()
+        logger.warning(
+            "dask-otel: %s takes no metrics (%s): none are sent. Set OTEL_METRICS_EXPORTER=none, or "
+            "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT to what takes them.",
+            shown(self._otlp.endpoint),
+            reason.partition(" (")[0],
+        )
+
+    def _send(self, body: bytes, points: int) -> Outcome:
+        if self._sender is None:
+            self._sender = make_sender(self._otlp, METRICS_METHOD)
+        return self._sender.send(body, points)
+
+    def _turn_off(self) -> None:
+        """In a forked child."""
+        self._closing = True
+        self._batches = deque(maxlen=_MOST)
+        self._thread = None
+        self._starting = Lock()
+
+
+def encode(
+    batch: Batch, series: _Series, delta: bool = False
+) -> tuple[bytes, dict[tuple[str, Attributes], float]]:
+    """An ExportMetricsServiceRequest, and the totals that it holds."""
+    request = ExportMetricsServiceRequest()
+    resource = request.resource_metrics.add()
+    resource.resource.attributes.extend(_pairs(batch.source.resource))
+    scope = resource.scope_metrics.add(schema_url=batch.source.scope.schema_url)
+    scope.scope.name, scope.scope.version = batch.source.scope.name, batch.source.scope.version
+    before = series.before or batch.start
+    totals: dict[tuple[str, Attributes], float] = {}
+    for instrument, points in batch.measured:
+        if not points:
+            continue
+        metric = scope.metrics.add(name=instrument.name, unit=instrument.unit, description=instrument.brief)
+        metric.sum.is_monotonic = instrument.kind == COUNTER
+        as_delta = delta and instrument.kind == COUNTER
+        metric.sum.aggregation_temporality = (
+            metrics_pb2.AGGREGATION_TEMPORALITY_DELTA
+            if as_delta
+            else metrics_pb2.AGGREGATION_TEMPORALITY_CUMULATIVE
+        )
+        for attributes, value in points:
+            key = instrument.name, attributes
+            totals[key] = value
+            pairs = list(_pairs(attributes))
+            if as_delta:
+                value -= series.taken.get(key, 0)
+                _point(metric.sum, pairs, series.taken_at or batch.start, batch.now, value)
+                continue
+            new = key not in series.began
+            start = series.began.setdefault(key, before)
+            if new and before < batch.now:
+                _point(metric.sum, pairs, start, start, type(value)(0))
+            _point(metric.sum, pairs, start, batch.now, value)
+    series.before = batch.now
+    return request.SerializeToString(), totals
+
+
+def _point(into: metrics_pb2.Sum, pairs: list[KeyValue], start: float, now: float, value: float) -> None:
+    point = into.data_points.add(start_time_unix_nano=int(start * _NS), time_unix_nano=int(now * _NS))
+    point.attributes.extend(pairs)
+    if type(value) is int:
+        point.as_int = value
+    else:
+        point.as_double = value
+
+
+def _pairs(attributes: Attributes) -> list[KeyValue]:
+    # Of the trace encoder, so that one resource is the same on spans and metrics.
+    return [KeyValue.FromString(_content(encode_pair(b"\x0a", key, value))) for key, value in attributes]
+
+
+def _content(field: bytes) -> bytes:
+    """A field without its tag and length."""
+    at = 1
+    while field[at] & 0x80:
+        at += 1
+    return field[at + 1 :]
+
+
+def _after_fork() -> None:
+    for exporter in list(_exporters):
+        exporter._turn_off()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

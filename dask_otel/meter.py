@@ -1,0 +1,69 @@
+"""Hands in what a server measures, once an interval, on the server's event loop.
+
+Rules
+-----
+1. A server that exports no metrics measures and schedules nothing.
+2. What is handed in last, when the server goes, holds its last values.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from dask_otel.export.metrics import Batch
+from dask_otel.guard import Guard
+from dask_otel.outlet import Outlet
+from dask_otel.process import metric_exporter_for
+from dask_otel.series import Measured
+
+
+class Meter:
+    """The metrics of one server.
+
+    Parameters
+    ----------
+    outlet:
+        The server's: whose resource they bear and by whose settings they go.
+    collect:
+        Gives the points at this moment.
+    """
+
+    def __init__(self, outlet: Outlet, collect: Callable[[], Sequence[Measured]], guard: Guard) -> None:
+        self._outlet = outlet
+        self._collect = collect
+        self._guard = guard
+        self._loop = asyncio.get_running_loop()
+        self._next: asyncio.TimerHandle | None = None
+        self._began = 0.0
+
+    def start(self) -> None:
+        """Export from now on."""
+        self._began = time.time()
+        self._schedule()
+
+    def export(self) -> None:
+        """Hand in what there is now."""
+        if self._next is None:
+            return
+        try:
+            settings = self._outlet.settings
+            batch = Batch(self._outlet.source, self._began, time.time(), self._collect())
+            metric_exporter_for(settings).submit(batch)
+        except Exception:
+            self._guard.fault("metrics")
+
+    def stop(self) -> None:
+        """Hand in the last values; no more after them."""
+        self.export()
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+
+    def _schedule(self) -> None:
+        self._next = self._loop.call_later(self._outlet.settings.metrics.interval, self._tick)
+
+    def _tick(self) -> None:
+        self.export()
+        self._schedule()

@@ -1,0 +1,46 @@
+"""The scheduler's shell for metrics: what its seam has counted becomes points, once an interval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from dask_otel import names
+from dask_otel.guard import Guard
+from dask_otel.meter import Meter
+from dask_otel.outlet import Outlet
+from dask_otel.seam.scheduler_time import SchedulerTimeSeam
+from dask_otel.series import Measured, keyed, measured
+
+if TYPE_CHECKING:
+    from distributed import Scheduler
+
+
+class SchedulerMetrics:
+    """The metrics of one scheduler; ``active`` gives how many computations are not settled."""
+
+    def __init__(self, scheduler: Scheduler, outlet: Outlet, guard: Guard, active: Callable[[], int]) -> None:
+        self._outlet = outlet
+        self._active = active
+        self.seam = SchedulerTimeSeam(scheduler, guard)
+        self.meter = Meter(outlet, lambda: list(self._measured()), guard)
+        self.on = False
+
+    def start(self) -> None:
+        """Count and export from now on, if metrics are to be exported."""
+        if self._outlet.settings.exporting_metrics and not self.on:
+            self.on = True
+            self.seam.install()
+            self.meter.start()
+
+    def stop(self) -> None:
+        """Hand in the last values."""
+        if self.on:
+            self.on = False
+            self.meter.stop()
+            self.seam.uninstall()
+
+    def _measured(self) -> Iterator[Measured]:
+        yield measured(names.IDLE_SECONDS, keyed(self.seam.idle_time()))
+        yield measured(names.HANDLER_SECONDS, keyed(self.seam.handler_time()))
+        yield measured(names.ACTIVE_COMPUTATIONS, {(): self._active()})

@@ -1,0 +1,75 @@
+"""The worker's shell for metrics: what its seam has counted becomes points, once an interval."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from dask_otel import names
+from dask_otel.guard import Guard
+from dask_otel.meter import Meter
+from dask_otel.names import Instrument
+from dask_otel.outlet import Outlet
+from dask_otel.seam.worker_time import WorkerTimeSeam
+from dask_otel.series import Folding, Measured, by, keyed, measured
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
+#: Prefixes that have series of their own.
+MAX_PREFIXES = 30
+#: Where the prefix stands in `WorkerTimeSeam.activity`'s keys, and the unit.
+_PREFIX, _UNIT = 1, 3
+_OF_UNIT = {
+    "seconds": names.ACTIVITY_SECONDS,
+    "bytes": names.ACTIVITY_BYTES,
+    "count": names.ACTIVITY_OPERATIONS,
+}
+
+
+class WorkerMetrics:
+    """The metrics of one worker."""
+
+    def __init__(self, worker: Worker, outlet: Outlet, guard: Guard) -> None:
+        self._outlet = outlet
+        self._seam = WorkerTimeSeam(worker, guard)
+        self._folding = Folding(MAX_PREFIXES)
+        self.meter = Meter(outlet, lambda: list(self._measured()), guard)
+        self._on = False
+
+    def start(self) -> None:
+        """Count and export from now on, if metrics are to be exported."""
+        if self._outlet.settings.exporting_metrics and not self._on:
+            self._on = True
+            self._seam.install()
+            self.meter.start()
+
+    def stop(self) -> None:
+        """Hand in the last values."""
+        if self._on:
+            self._on = False
+            self.meter.stop()
+            self._seam.uninstall()
+
+    def _measured(self) -> Iterator[Measured]:
+        activity, compute = self._seam.activity(), self._seam.compute_time()
+        seconds = {key: value for key, value in activity.items() if key[_UNIT] == "seconds"}
+        self._folding.choose(by(seconds, _PREFIX) | compute)
+        yield from self._activities(self._folding.fold(activity, _PREFIX))
+        yield self._by_prefix(names.COMPUTE_SECONDS, compute)
+        yield self._by_prefix(names.EXECUTING_SECONDS, self._seam.executing_time())
+        yield self._by_prefix(names.SECEDED_SECONDS, self._seam.seceded_time())
+        yield measured(names.THREAD_SECONDS, keyed(self._seam.thread_time()))
+
+    def _activities(self, values: dict[tuple[str, ...], float]) -> Iterator[Measured]:
+        for unit, instrument in _OF_UNIT.items():
+            yield measured(
+                instrument, {key[:_UNIT]: value for key, value in values.items() if key[_UNIT] == unit}
+            )
+        yield measured(
+            names.ACTIVITY_AMOUNT_OF,
+            {key: value for key, value in values.items() if key[_UNIT] not in _OF_UNIT},
+        )
+
+    def _by_prefix(self, instrument: Instrument, values: dict[str, float]) -> Measured:
+        return measured(instrument, self._folding.fold(keyed(values), 0))

@@ -1,0 +1,66 @@
+"""Metrics as a receiver has them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from dask_otel.receiver import Receiver
+
+
+class Sample(NamedTuple):
+    """One point: what it is of, and its total."""
+
+    role: str
+    instance: str
+    name: str
+    unit: str
+    monotonic: bool
+    attributes: frozenset[tuple[str, str]]
+    start: float
+    time: float
+    value: float
+
+
+def samples(receiver: Receiver) -> list[Sample]:
+    """All points that came, in the order of their requests."""
+    found = []
+    for request in receiver.requests():
+        if request.path == "/v1/metrics":
+            found += list(_samples(ExportMetricsServiceRequest.FromString(request.body)))
+    return found
+
+
+def _samples(request: Any) -> Any:
+    for resource in request.resource_metrics:
+        who = {pair.key: pair.value.string_value for pair in resource.resource.attributes}
+        for scope in resource.scope_metrics:
+            for metric in scope.metrics:
+                for point in metric.sum.data_points:
+                    yield Sample(
+                        who["dask.role"],
+                        who["service.instance.id"],
+                        metric.name,
+                        metric.unit,
+                        metric.sum.is_monotonic,
+                        frozenset((pair.key, pair.value.string_value) for pair in point.attributes),
+                        point.start_time_unix_nano / 1e9,
+                        point.time_unix_nano / 1e9,
+                        point.as_double if point.HasField("as_double") else point.as_int,
+                    )
+
+
+def last(found: list[Sample]) -> dict[tuple[str, str, frozenset[tuple[str, str]]], Sample]:
+    """The last point of each series, by instance, name and attributes."""
+    return {(one.instance, one.name, one.attributes): one for one in found}
+
+
+def totals(found: list[Sample], name: str, *keys: str) -> dict[tuple[str, ...], float]:
+    """Last totals of one metric over all instances, by values of attributes."""
+    sums: defaultdict[tuple[str, ...], float] = defaultdict(float)
+    for (_, of, attributes), one in last(found).items():
+        if of == name:
+            sums[tuple(dict(attributes).get(key, "") for key in keys)] += one.value
+    return dict(sums)

@@ -1,0 +1,213 @@
+"""Metrics of real servers: the whole set of names, totals that are Dask's own, last values that arrive."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+from distributed import Worker, secede
+from distributed.metrics import context_meter
+
+import dask_otel
+from dask_otel import names
+from dask_otel.intervals import text
+from dask_otel.names import INSTRUMENTS
+from dask_otel.receiver import Receiver
+from tests.cluster.metering import last, samples, totals
+from tests.cluster.support import DEADLINE, Traced, attributes, wait_for, wait_until
+
+ACTIVITY = {
+    "seconds": names.ACTIVITY_SECONDS.name,
+    "bytes": names.ACTIVITY_BYTES.name,
+    "count": names.ACTIVITY_OPERATIONS.name,
+}
+KEYS = (names.METERING_CONTEXT, names.TASK_PREFIX, names.ACTIVITY_NAME)
+
+
+def metered(x: int) -> int:
+    with context_meter.meter("mine"):
+        context_meter.digest_metric("mine", 3, "rows")
+    return x
+
+
+def bad(x: int) -> int:
+    raise ValueError(x)
+
+
+def apart(x: int, folder: str) -> int:
+    secede()
+    wait_for(Path(folder) / "go")
+    return x
+
+
+def held(x: int, folder: str) -> int:
+    (Path(folder) / f"holds-{x}").touch()
+    wait_for(Path(folder) / "go")
+    return x
+
+
+def work(traced: Traced) -> None:
+    client = traced.client
+    here, there = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    moved = client.submit(metered, 1, key="metered-1", workers=[here])
+    assert client.submit(sum, [moved, moved], key="sum-1", workers=[there]).result() == 2
+    failing = client.submit(bad, 1, key="bad-1")
+    assert failing.exception()
+
+
+def digests(dask_worker: Worker) -> dict[tuple[str, str, str, str], float]:
+    """Dask's own totals, summed over its spans."""
+    found: defaultdict[tuple[str, str, str, str], float] = defaultdict(float)
+    for key, value in dask_worker.digests_total.items():
+        if isinstance(key, tuple) and len(key) == 5 and key[0] in ("execute", "p2p"):
+            found[key[0], str(key[2]), text(key[3]), key[4]] += value
+        elif isinstance(key, tuple) and len(key) == 3:
+            found[key[0], "", text(key[1]), key[2]] += value
+    return dict(found)
+
+
+def test_every_metric_comes_with_its_kind_unit_and_attributes_and_no_other(traced: Traced) -> None:
+    work(traced)
+    assert dask_otel.flush(traced.client, DEADLINE)
+    found = defaultdict(set)
+    for one in samples(traced.receiver):
+        key = one.role, one.name, one.unit, one.monotonic
+        found[key] |= {attribute for attribute, _ in one.attributes}
+    assert found == {
+        (one.on, one.name, one.unit, one.kind == names.COUNTER): set(one.attributes) for one in INSTRUMENTS
+    }
+
+
+def test_what_workers_metered_is_what_is_exported(traced: Traced) -> None:
+    work(traced)
+    expected: defaultdict[tuple[str, str, str, str], float] = defaultdict(float)
+    assert dask_otel.flush(traced.client, DEADLINE)
+    for of_worker in traced.client.run(digests).values():
+        for key, value in of_worker.items():
+            expected[key] += value
+    found = samples(traced.receiver)
+    exported = {
+        (*of, unit): value
+        for unit, name in ACTIVITY.items()
+        for of, value in totals(found, name, *KEYS).items()
+    }
+    exported |= totals(found, names.ACTIVITY_AMOUNT_OF.name, *KEYS, names.UNIT)
+    # Flushing itself is metered by nobody; a heartbeat's reading may be.
+    assert {key: pytest.approx(value, rel=1e-9) for key, value in expected.items()} == exported
+    assert {"metered", "sum", "bad"} <= {prefix for _, prefix, _, _ in exported}
+    assert exported["execute", "metered", "mine", "rows"] == 3
+
+
+def test_spans_add_up_to_metrics(traced: Traced) -> None:
+    work(traced)
+    spans = traced.spans()
+    sums: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for received in spans:
+        told = attributes(received)
+        if told.get(names.OPERATION) == names.OP_TASK:
+            for key, value in told.items():
+                if key.startswith(names.ACTIVITY_AMOUNT) and key.endswith(".seconds"):
+                    label = key.removeprefix(names.ACTIVITY_AMOUNT).removesuffix(".seconds")
+                    sums[told[names.TASK_PREFIX], label] += value
+    found = totals(samples(traced.receiver), names.ACTIVITY_SECONDS.name, *KEYS)
+    executed = {
+        (prefix, label): value for (context, prefix, label), value in found.items() if context == "execute"
+    }
+    assert executed == {key: pytest.approx(value, rel=1e-9) for key, value in sums.items()}
+
+
+def test_thread_seconds_add_up_to_threads_times_uptime(traced: Traced) -> None:
+    work(traced)
+    assert dask_otel.flush(traced.client, DEADLINE)
+    found = [one for one in samples(traced.receiver) if one.name == names.THREAD_SECONDS.name]
+    for instance in {one.instance for one in found}:
+        of_worker = [one for key, one in last(found).items() if key[0] == instance]
+        assert {dict(one.attributes)[names.THREAD_STATE] for one in of_worker} == {
+            "executing",
+            "paused",
+            "constrained",
+            "gather-dep",
+            "idle",
+        }
+        uptime = max(one.time for one in of_worker) - min(one.start for one in of_worker)
+        assert sum(one.value for one in of_worker) == pytest.approx(uptime, rel=1e-2, abs=5e-3)
+
+
+def test_a_running_task_is_counted_up_to_now_and_once(traced: Traced, tmp_path: Path) -> None:
+    """16."""
+    client = traced.client
+    future = client.submit(held, 1, str(tmp_path), key="held-1")
+    wait_until(lambda: (tmp_path / "holds-1").exists())
+    seen = []
+    for _ in range(3):
+        assert dask_otel.flush(client, DEADLINE)
+        found = samples(traced.receiver)
+        seen.append(
+            tuple(
+                totals(found, name, names.TASK_PREFIX)[("held",)]
+                for name in (names.COMPUTE_SECONDS.name, names.EXECUTING_SECONDS.name)
+            )
+        )
+    assert all(compute == pytest.approx(executing) for compute, executing in seen)
+    assert seen[0][0] < seen[1][0] < seen[2][0]
+    (tmp_path / "go").touch()
+    assert future.result() == 1
+    assert dask_otel.flush(client, DEADLINE)
+    after = totals(samples(traced.receiver), names.COMPUTE_SECONDS.name, names.TASK_PREFIX)[("held",)]
+    assert totals(samples(traced.receiver), names.EXECUTING_SECONDS.name, names.TASK_PREFIX)[("held",)] == 0
+    (span,) = [r.span for r in traced.receiver.spans() if r.span.name == "held"]
+    assert seen[2][0] < after == pytest.approx((span.end - span.start) / 1e9, abs=0.05)
+
+
+def test_a_task_that_seceded_holds_no_slot(traced: Traced, tmp_path: Path) -> None:
+    client = traced.client
+    future = client.submit(apart, 1, str(tmp_path), key="apart-1")
+    seceded = names.SECEDED_SECONDS.name
+
+    def of(name: str) -> float:
+        assert dask_otel.flush(client, DEADLINE)
+        return totals(samples(traced.receiver), name, names.TASK_PREFIX).get(("apart",), 0.0)
+
+    wait_until(lambda: of(seceded) > 0)
+    held_slot = of(names.COMPUTE_SECONDS.name)
+    wait_until(lambda: of(seceded) > held_slot + 0.1)
+    assert of(names.COMPUTE_SECONDS.name) == held_slot
+    (tmp_path / "go").touch()
+    assert future.result() == 1
+    assert of(names.COMPUTE_SECONDS.name) == held_slot
+
+
+def test_the_last_values_of_a_worker_that_closes_arrive(traced: Traced, receiver: Receiver) -> None:
+    client = traced.client
+    gone, _ = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    instance = client.scheduler_info(n_workers=-1)["workers"][gone]["id"]
+    assert client.submit(metered, 1, key="metered-1", workers=[gone]).result() == 1
+    client.retire_workers([gone])
+
+    def told() -> bool:
+        found = [one for one in samples(receiver) if one.instance == instance]
+        return totals(found, names.ACTIVITY_AMOUNT_OF.name, *KEYS, names.UNIT) == {
+            ("execute", "metered", "mine", "rows"): 3
+        }
+
+    wait_until(told)
+
+
+@pytest.mark.parametrize(
+    "said", [{"OTEL_METRICS_EXPORTER": "none"}, {"DASK_OTEL__METRICS__ENABLED": "false"}]
+)
+def test_metrics_can_be_turned_off(
+    traced_cluster_of: Any, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, said: dict[str, str]
+) -> None:
+    for variable, value in said.items():
+        monkeypatch.setenv(variable, value)
+    with (
+        dask.config.set({"otel": dask.config.collect(env=said).get("otel", {})}),
+        traced_cluster_of() as traced,
+    ):
+        work(traced)
+        assert traced.spans()
+    assert samples(receiver) == []
