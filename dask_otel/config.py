@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import entry_points
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,7 +58,9 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         settings = parse(os.environ if environ is None else environ, _installed)
         complaints = list(settings.complaints)
         values = _values(dask.config.get("otel", {}), complaints)
-        return replace(settings, complaints=tuple(complaints), **values)
+        own = values.pop("", {})
+        records = {name: replace(getattr(settings, name), **fields) for name, fields in values.items()}
+        return replace(settings, complaints=tuple(complaints), **own, **records)
     except Exception as error:  # Dask runs on, whatever the configuration holds
         return Settings(
             complaints=(
@@ -82,16 +85,18 @@ for example to http://localhost:4318, or OTEL_TRACES_EXPORTER=console to see spa
 
 
 class _Key(NamedTuple):
-    """One of our keys: the field of `Settings`, what it may be, and how it is read (None is its default)."""
+    """One of our keys: the field of `Settings` or of a record in it (``record.field``), what it may be, and how it is
+    read (None is its default).
+    """
 
     field: str
     allowed: str
     read: Callable[[Any], Any]
 
 
-def _values(config: object, complaints: list[str]) -> dict[str, Any]:
-    """Fields of `Settings` for the keys that are set and right."""
-    values = {}
+def _values(config: object, complaints: list[str]) -> dict[str, dict[str, Any]]:
+    """Fields for the keys that are set and right, by the record that has them; those of `Settings` under no name."""
+    values: dict[str, dict[str, Any]] = {}
     for key, value in _leaves("otel", config):
         if key in _SECTIONS and value is None:
             continue
@@ -99,7 +104,8 @@ def _values(config: object, complaints: list[str]) -> dict[str, Any]:
             complaints.append(f"{key} is not a key of dask-otel; {_nearest(key)}")
         elif value not in (None, ""):
             try:
-                values[_KEYS[key].field] = _KEYS[key].read(value)
+                record, _, field = _KEYS[key].field.rpartition(".")
+                values.setdefault(record, {})[field] = _KEYS[key].read(value)
             except _WRONG:
                 complaints.append(_complaint(key, value))
     return values
@@ -120,10 +126,10 @@ def _nearest(key: str) -> str:
 
 
 def _complaint(key: str, value: object) -> str:
-    default = getattr(Settings(), _KEYS[key].field)
+    default = attrgetter(_KEYS[key].field)(Settings())
     used = (
         "none"
-        if default is None
+        if default in (None, ())
         else f"{default:g} s"
         if isinstance(default, float)
         else str(default).lower()
@@ -161,15 +167,26 @@ def _name(value: Any) -> str | None:
     return str(value).strip() or None
 
 
+def _names(value: Any) -> tuple[str, ...]:
+    """A list; text, as a variable of the environment may be, is one with commas."""
+    if isinstance(value, str):
+        value = value.split(",")
+    if not isinstance(value, list | tuple):
+        raise TypeError
+    return tuple(dict.fromkeys(name for name in map(_name, value) if name))
+
+
 _KEYS = {
     "otel.traces.detail": _Key("detail", "activity, task or group", _detail),
     "otel.traces.user-spans": _Key("user_spans", "true or false", _boolean),
     "otel.traces.url": _Key("traces_url", "a URL with {trace_id} in it", _url),
     "otel.traces.computation.max-age": _Key("max_age", "a time above 0, like 10 min", _seconds),
+    "otel.metrics.enabled": _Key("metrics.enabled", "true or false", _boolean),
+    "otel.metrics.span-names": _Key("metrics.span_names", "a list of names", _names),
     "otel.cluster.name": _Key("cluster_name", "a name", _name),
 }
 #: An empty section of a YAML file is None.
-_SECTIONS = {"otel", "otel.traces", "otel.traces.computation", "otel.cluster"}
+_SECTIONS = {"otel", "otel.traces", "otel.traces.computation", "otel.metrics", "otel.cluster"}
 
 
 def _installed(group: str) -> Iterable[str]:

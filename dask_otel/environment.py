@@ -14,15 +14,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import unquote
 
-from dask_otel.otlp_environment import export
+from dask_otel.otlp_environment import METRICS, TRACES, export
 from dask_otel.records import Attributes
-from dask_otel.settings import Limits, Queue, Sampler, Settings
+from dask_otel.settings import Limits, Metrics, Queue, Sampler, Settings
 from dask_otel.variables import (
     MILLISECONDS,
     Installed,
     Reader,
+    choice,
     delay,
     integer,
+    interval,
     items,
     positive,
     quoted,
@@ -41,10 +43,14 @@ SAMPLERS = (
     "parentbased_always_off",
     "parentbased_traceidratio",
 )
+#: The first of each is the default.
+TEMPORALITIES = ("cumulative", "delta", "lowmemory")
+HISTOGRAMS = ("explicit_bucket_histogram", "base2_exponential_bucket_histogram")
+EXEMPLARS = ("trace_based", "always_on", "always_off")
 
 
 def parse(environ: Mapping[str, str], installed: Installed = lambda group: ()) -> Settings:
-    """Read every variable that concerns traces.
+    """Read every variable that concerns traces or metrics.
 
     Examples
     --------
@@ -56,10 +62,10 @@ def parse(environ: Mapping[str, str], installed: Installed = lambda group: ()) -
     """
     read = Reader(environ, installed)
     if read.text("OTEL_CONFIG_FILE", "OTEL_EXPERIMENTAL_CONFIG_FILE"):
-        read.complaints.append(
+        read.complain(
             "dask-otel does not read OTEL_CONFIG_FILE; the other OTEL_* variables are used instead."
         )
-    exporters, otlp = export(read)
+    exporters, otlp = export(read, TRACES)
     service_name, resource = _resource(read)
     return Settings(
         disabled=read.flag("OTEL_SDK_DISABLED"),
@@ -68,6 +74,7 @@ def parse(environ: Mapping[str, str], installed: Installed = lambda group: ()) -
         queue=_queue(read),
         limits=_limits(read),
         sampler=_sampler(read),
+        metrics=_metrics(read),
         propagators=_propagators(read),
         service_name=service_name,
         resource=resource,
@@ -86,7 +93,7 @@ def _queue(read: Reader) -> Queue:
         {"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": positive}, "a whole number above 0", min(default.batch, size)
     )
     if batch > size:
-        read.complaints.append(
+        read.complain(
             f"OTEL_BSP_MAX_EXPORT_BATCH_SIZE is {batch}, which is more than the queue holds; {size} is used instead."
         )
     return Queue(
@@ -120,6 +127,34 @@ def _limits(read: Reader) -> Limits:
     )
 
 
+# -- metrics -----------------------------------------------------------------------------------------------------
+
+
+def _metrics(read: Reader) -> Metrics:
+    def word(key: str, *words: str) -> str:
+        """The first of the words where none is set."""
+        return read.value({key: choice(*words)}, f"{', '.join(words[:-1])} or {words[-1]}", words[0])
+
+    exporters, otlp = export(read, METRICS)
+    default = Metrics()
+    return Metrics(
+        exporters=exporters,
+        interval=read.value(
+            {"OTEL_METRIC_EXPORT_INTERVAL": interval},
+            f"{MILLISECONDS} above 0",
+            default.interval,
+            _ms(default.interval),
+        ),
+        timeout=read.value(
+            {"OTEL_METRIC_EXPORT_TIMEOUT": timeout}, MILLISECONDS, default.timeout, _ms(default.timeout)
+        ),
+        otlp=otlp,
+        temporality=word(METRICS.option("TEMPORALITY_PREFERENCE"), *TEMPORALITIES),
+        histograms=word(METRICS.option("DEFAULT_HISTOGRAM_AGGREGATION"), *HISTOGRAMS),
+        exemplars=word("OTEL_METRICS_EXEMPLAR_FILTER", *EXEMPLARS),
+    )
+
+
 # -- sampler, propagators, resource ------------------------------------------------------------------------------
 
 
@@ -127,16 +162,16 @@ def _sampler(read: Reader) -> Sampler:
     given, argument = read.text("OTEL_TRACES_SAMPLER"), read.text("OTEL_TRACES_SAMPLER_ARG")
     name = read.spelled(given, SAMPLERS, SAMPLER_GROUP) if given else None
     if given and not name:
-        read.complaints.append(
+        read.complain(
             f"OTEL_TRACES_SAMPLER is {quoted(given)}, which is not one of {', '.join(SAMPLERS)} and not installed; "
             f"{Sampler().name} is used instead."
         )
     elif argument and not given:
-        read.complaints.append("OTEL_TRACES_SAMPLER_ARG is not used, since OTEL_TRACES_SAMPLER is not set.")
+        read.complain("OTEL_TRACES_SAMPLER_ARG is not used, since OTEL_TRACES_SAMPLER is not set.")
     if name in ("traceidratio", "parentbased_traceidratio"):
         argument = read.value({"OTEL_TRACES_SAMPLER_ARG": ratio}, "a number from 0 to 1", None, "1")
     elif argument and name in SAMPLERS:
-        read.complaints.append(f"OTEL_TRACES_SAMPLER_ARG is not used, since {name} takes no argument.")
+        read.complain(f"OTEL_TRACES_SAMPLER_ARG is not used, since {name} takes no argument.")
         argument = None
     return Sampler(name, argument) if name else Sampler()
 
@@ -156,7 +191,7 @@ def _resource(read: Reader) -> tuple[str | None, Attributes]:
             attributes[key] = value
     except ValueError:
         attributes = {}
-        read.complaints.append(
+        read.complain(
             f"Entry {number} of OTEL_RESOURCE_ATTRIBUTES is not key=value in percent-encoded UTF-8; "
             "none of its entries is used."
         )

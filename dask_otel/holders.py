@@ -3,7 +3,7 @@
 Rules
 -----
 1. Of a server's plugins the first has the telemetry, the others wait: if it goes, the next takes over.
-2. The process's own settings count; where it was told nothing, those that came with a plugin.
+2. The process's own settings count; where it was told nothing about a signal, those that came with a plugin.
 """
 
 from __future__ import annotations

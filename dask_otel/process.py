@@ -61,15 +61,21 @@ def say_once(sentence: str, *args: object, level: int = logging.INFO) -> None:
 
 
 def settings_for_server(shipped: Settings | None) -> Settings:
-    """The process's own settings; the client's where the process was told nothing."""
+    """The process's own settings; the client's where the process was told nothing, signal by signal."""
     own = config.load()
     for complaint in own.complaints:
         say_once("%s", complaint, level=logging.WARNING)
-    if shipped is not None and not own.exporters and not own.disabled:
-        # Where to send is the client's word; who sends is not: the client's name would merge the roles.
-        named = tuple(pair for pair in shipped.resource if pair[0] not in _WHO)
-        return replace(shipped, service_name=own.service_name, resource=own.resource or named)
-    return own
+    if shipped is None or own.disabled:
+        return own
+    told = own.metrics.exporters or not own.metrics.enabled
+    own = own if told else replace(own, metrics=shipped.metrics)
+    if own.exporters:
+        return own
+    # Where to send is the client's word; who sends is not: the client's name would merge the roles.
+    named = tuple(pair for pair in shipped.resource if pair[0] not in _WHO)
+    return replace(
+        shipped, metrics=own.metrics, service_name=own.service_name, resource=own.resource or named
+    )
 
 
 #: Not the module's own, which users seed; without a system call for each id.

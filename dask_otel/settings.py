@@ -18,7 +18,7 @@ from dask_otel.records import Attributes
 class Otlp:
     """Where OTLP goes and how.
 
-    ``endpoint`` is the whole URL of the traces' requests for ``http/protobuf`` and the target (``host:port``) for
+    ``endpoint`` is the whole URL of one signal's requests for ``http/protobuf`` and the target (``host:port``) for
     ``grpc``; a password that stood in it is a header now, a token may still stand in its path or query.
     ``insecure`` says whether ``grpc`` goes without TLS, whatever the URL's scheme was; HTTP has the scheme.
     """
@@ -69,8 +69,30 @@ class Sampler:
 
 
 @dataclass(frozen=True, slots=True)
+class Metrics:
+    """Where metrics go, how often and in which form.
+
+    ``exporters`` are as those of `Settings`, for metrics. ``interval`` is between exports, ``timeout`` how long one
+    may take with its retries (s). ``temporality`` (``cumulative``, ``delta``, ``lowmemory``), ``histograms``
+    (``explicit_bucket_histogram``, ``base2_exponential_bucket_histogram``) and ``exemplars`` (``trace_based``,
+    ``always_on``, ``always_off``) are OpenTelemetry's words. ``span_names`` are the names of ``distributed.span()``
+    that may be an attribute.
+    """
+
+    enabled: bool = True
+    exporters: tuple[str, ...] = ()
+    interval: float = 60.0
+    timeout: float = 30.0
+    otlp: Otlp = Otlp(endpoint="http://localhost:4318/v1/metrics")
+    temporality: str = "cumulative"
+    histograms: str = "explicit_bucket_histogram"
+    exemplars: str = "trace_based"
+    span_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that dask-otel can be told.
+    """Everything that dask-otel can be told; what concerns one signal is about traces, but for ``metrics``.
 
     ``exporters`` are OpenTelemetry's names (``otlp``, ``console``, ``none``, or another entry point's); empty
     where nobody set one, which turns dask-otel off except for the context that travels.
@@ -83,6 +105,7 @@ class Settings:
     queue: Queue = Queue()
     limits: Limits = Limits()
     sampler: Sampler = Sampler()
+    metrics: Metrics = Metrics()
     propagators: tuple[str, ...] = ("tracecontext", "baggage")
     service_name: str | None = None
     resource: Attributes = ()
@@ -98,3 +121,9 @@ class Settings:
     def exporting(self) -> bool:
         """Whether spans of ours go anywhere by these settings alone (an application's provider aside)."""
         return not self.disabled and any(name != "none" for name in self.exporters)
+
+    @property
+    def exporting_metrics(self) -> bool:
+        """Whether metrics of ours go anywhere by these settings alone (an application's provider aside)."""
+        wanted = self.metrics.enabled and not self.disabled
+        return wanted and any(name != "none" for name in self.metrics.exporters)

@@ -3,7 +3,8 @@
 Rules
 -----
 1. Standard library only; the environment and the names of what is installed come as arguments.
-2. A value that is wrong gives a sentence and counts as not set. An empty value is no value.
+2. A value that is wrong gives one sentence, however many signals read it, and counts as not set. An empty value is
+   no value.
 3. No sentence holds a secret: of a URL, whatever stands before ``@`` or behind ``?`` is masked.
 4. Parsers take text that is not empty and raise ValueError.
 
@@ -66,7 +67,23 @@ class Reader:
     def __init__(self, environ: Mapping[str, str], installed: Installed = lambda group: ()) -> None:
         self._environ = environ
         self._installed = installed
-        self.complaints: list[str] = []
+        #: What is wrong: what is used instead, and whether that is nothing. Empty for a sentence that is whole.
+        self._said: dict[str, dict[str, bool]] = {}
+
+    def quiet(self) -> Reader:
+        """One of the same environment whose sentences nobody hears."""
+        return Reader(self._environ, self._installed)
+
+    @property
+    def complaints(self) -> list[str]:
+        """The sentences, each once, in the order in which they came up."""
+        return [
+            f"{said}; {_instead(used)} used instead." if used else said for said, used in self._said.items()
+        ]
+
+    def complain(self, sentence: str) -> None:
+        """Say something that is said once, however many signals it concerns."""
+        self._said.setdefault(sentence, {})
 
     def key(self, *keys: str) -> str | None:
         """The first of the variables that is set."""
@@ -89,9 +106,8 @@ class Reader:
             except ValueError:
                 wrong.append((key, text))
         for key, text in wrong:
-            self.complaints.append(
-                f"{key} is {quoted(text)}, which is not {allowed}; {used} is used instead."
-            )
+            said = self._said.setdefault(f"{key} is {quoted(text)}, which is not {allowed}", {})
+            said[used] = result is None
         return result
 
     def flag(self, *keys: str) -> bool:
@@ -99,16 +115,14 @@ class Reader:
         key = self.key(*keys)
         text = (self.text(key) if key else None) or "false"
         if text.lower() not in ("true", "false"):
-            self.complaints.append(
-                f"{key} is {quoted(text)}, which is not true or false; false is used instead."
-            )
+            self.complain(f"{key} is {quoted(text)}, which is not true or false; false is used instead.")
         return text.lower() == "true"
 
     def names(self, key: str, known: Iterable[str], group: str) -> tuple[str, ...]:
         """The names in a list that are known or installed, each once."""
         found = {name: self.spelled(name, known, group) for name in items(self.text(key))}
         for name in (name for name, spelling in found.items() if spelling is None):
-            self.complaints.append(
+            self.complain(
                 f"{key} names {quoted(name)}, which is not one of {', '.join(known)} and not installed; "
                 "it is left out."
             )
@@ -119,6 +133,12 @@ class Reader:
         if name.lower() in known:
             return name.lower()
         return next((other for other in self._installed(group) if other.lower() == name.lower()), None)
+
+
+def _instead(used: Mapping[str, bool]) -> str:
+    """What signals use in place of a wrong value; one that uses nothing is passed over where another has something."""
+    words = [word for word, nothing in used.items() if not nothing] or list(used)[:1]
+    return f"{' and '.join(words)} {'is' if len(words) == 1 else 'are'}"
 
 
 def items(text: str | None) -> tuple[str, ...]:
@@ -146,6 +166,11 @@ def positive(text: str) -> int:
 def delay(text: str) -> float:
     """Milliseconds, as seconds. Zero is allowed: 1 ms is close to it and leaves the processor alone."""
     return max(integer(text), 1) / 1000
+
+
+def interval(text: str) -> float:
+    """Milliseconds, as seconds. Zero is wrong."""
+    return integer(text, 1) / 1000
 
 
 def timeout(text: str) -> float:

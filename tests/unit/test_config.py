@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import dask_otel
 from dask_otel import config
 from dask_otel.config import explain, load
-from dask_otel.settings import Otlp, Settings
+from dask_otel.settings import Metrics, Otlp, Settings
 
 #: The package without what its ``__init__`` imports, for a new process.
 ALONE = (
@@ -68,6 +68,19 @@ def test_the_schema_refuses_what_load_complains_about(key, value):
         jsonschema.validate({"otel": {"traces": {key: value}}}, SCHEMA)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("enabled", "yes"), ("enabled", None), ("span-names", [["a"]]), ("span-names", 1), ("x", 1)],
+)
+def test_the_schema_refuses_what_is_wrong_about_metrics(key, value):
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"otel": {"metrics": {key: value}}}, SCHEMA)
+
+
+def test_the_schema_takes_what_is_right_about_metrics():
+    jsonschema.validate({"otel": {"metrics": {"enabled": False, "span-names": ["load", "train"]}}}, SCHEMA)
+
+
 # -- load --------------------------------------------------------------------------------------------------------
 
 
@@ -88,6 +101,19 @@ def test_the_schema_refuses_what_load_complains_about(key, value):
         ("otel.cluster.name", 12, "cluster_name", "12"),
         ("otel.cluster.name", " ", "cluster_name", None),
         ("otel.cluster", None, "cluster_name", None),
+        ("otel.metrics.enabled", False, "metrics", Metrics(enabled=False)),
+        ("otel.metrics.enabled", " FALSE", "metrics", Metrics(enabled=False)),
+        ("otel.metrics.enabled", None, "metrics", Metrics()),
+        (
+            "otel.metrics.span-names",
+            ["load", "train", "load"],
+            "metrics",
+            Metrics(span_names=("load", "train")),
+        ),
+        ("otel.metrics.span_names", (" load ", 2024, ""), "metrics", Metrics(span_names=("load", "2024"))),
+        ("otel.metrics.span-names", "load, train", "metrics", Metrics(span_names=("load", "train"))),
+        ("otel.metrics.span-names", [], "metrics", Metrics()),
+        ("otel.metrics", None, "metrics", Metrics()),
     ],
 )
 def test_a_key_of_dasks_configuration_is_used(key, value, field, expected):
@@ -135,6 +161,24 @@ def test_a_key_of_dasks_configuration_is_used(key, value, field, expected):
             "otel.cluster.name is \"['a']\", which is not a name; none is used instead.",
         ),
         (
+            "otel.metrics.enabled",
+            "off",
+            "otel.metrics.enabled is 'off', which is not true or false; true is used instead.",
+        ),
+        *(
+            (
+                "otel.metrics.span-names",
+                value,
+                f"otel.metrics.span-names is {str(value)!r}, which is not a list of names; none is used instead.",
+            )
+            for value in (5, True, [1, [2]], [None], [False])
+        ),
+        (
+            "otel.metric.enable",
+            True,
+            "otel.metric.enable is not a key of dask-otel; did you mean otel.metrics.enabled?",
+        ),
+        (
             "otel.trace.detial",
             "x",
             "otel.trace.detial is not a key of dask-otel; did you mean otel.traces.detail?",
@@ -149,7 +193,8 @@ def test_a_key_of_dasks_configuration_is_used(key, value, field, expected):
             "x",
             (
                 "otel.exporter.otlp.endpoint.of.mine is not a key of dask-otel; it has otel.traces.detail, "
-                "otel.traces.user-spans, otel.traces.url, otel.traces.computation.max-age, otel.cluster.name."
+                "otel.traces.user-spans, otel.traces.url, otel.traces.computation.max-age, otel.metrics.enabled, "
+                "otel.metrics.span-names, otel.cluster.name."
             ),
         ),
     ],
@@ -165,11 +210,13 @@ def test_a_section_that_is_no_section_is_complained_about():
 
 
 def test_both_sources_make_one_record():
-    with dask.config.set({"otel.traces.detail": "group", "otel.cluster.nam": "x"}):
+    ours = {"otel.traces.detail": "group", "otel.cluster.nam": "x", "otel.metrics.span-names": ["load"]}
+    with dask.config.set(ours):
         settings = load({"OTEL_TRACES_EXPORTER": "otlp,b", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c"})
     assert settings == Settings(
         exporters=("otlp",),
         otlp=Otlp(endpoint="http://c/v1/traces"),
+        metrics=Metrics(exporters=("otlp",), otlp=Otlp(endpoint="http://c/v1/metrics"), span_names=("load",)),
         detail="group",
         complaints=(
             (
@@ -190,23 +237,28 @@ def test_an_exporter_that_is_installed_is_known(tmp_path, monkeypatch):
     info = tmp_path / "fake-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Name: fake\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[opentelemetry_traces_exporter]\nPigeon = fake:Pigeon\n")
+    (info / "entry_points.txt").write_text(
+        "[opentelemetry_traces_exporter]\nPigeon = fake:Pigeon\n[opentelemetry_metrics_exporter]\nRaven = fake:Raven\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
-    assert load({"OTEL_TRACES_EXPORTER": "pigeon"}) == Settings(exporters=("Pigeon",))
+    assert load({"OTEL_TRACES_EXPORTER": "pigeon", "OTEL_METRICS_EXPORTER": "raven"}) == Settings(
+        exporters=("Pigeon",), metrics=Metrics(exporters=("Raven",))
+    )
 
 
 def test_dasks_environment_variables_work_in_a_new_process():
-    code = "from dask_otel.config import load; s = load(); print(s.detail, s.user_spans, s.max_age, s.complaints)"
+    code = "from dask_otel.config import load; s = load(); print(s.detail, s.user_spans, s.max_age, s.metrics.span_names, s.complaints)"
     environ = {
         "DASK_OTEL__TRACES__DETAIL": "task",
         "DASK_OTEL__TRACES__USER_SPANS": "false",
         "DASK_OTEL__TRACES__COMPUTATION__MAX_AGE": "1 min",
+        "DASK_OTEL__METRICS__SPAN_NAMES": "['load', 'train']",
         "PYTHONPATH": ":".join(sys.path),
     }
     out = subprocess.run(
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
     )
-    assert out.stdout == "task False 60.0 ()\n"
+    assert out.stdout == "task False 60.0 ('load', 'train') ()\n"
 
 
 def test_reading_it_imports_no_sdk():
@@ -241,12 +293,18 @@ VARIABLES = [
     "OTEL_SERVICE_NAME",
     "OTEL_RESOURCE_ATTRIBUTES",
     "OTEL_TRACES_EXPORTER",
+    "OTEL_METRICS_EXPORTER",
+    "OTEL_METRIC_EXPORT_INTERVAL",
+    "OTEL_METRIC_EXPORT_TIMEOUT",
+    "OTEL_METRICS_EXEMPLAR_FILTER",
+    "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE",
+    "OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION",
     "OTEL_TRACES_SAMPLER",
     "OTEL_TRACES_SAMPLER_ARG",
     "OTEL_PROPAGATORS",
     *(
         f"OTEL_EXPORTER_OTLP_{signal}{option}"
-        for signal in ("", "TRACES_")
+        for signal in ("", "TRACES_", "METRICS_")
         for option in ("ENDPOINT", "PROTOCOL", "HEADERS", "TIMEOUT", "COMPRESSION", "INSECURE", "CLIENT_KEY")
     ),
     "OTEL_BSP_SCHEDULE_DELAY",
@@ -286,7 +344,20 @@ SECRET = "hunter2-hunter2"
     st.recursive(
         TEXT | st.integers() | st.floats() | st.none(),
         lambda inner: st.dictionaries(
-            st.sampled_from(["traces", "detail", "url", "computation", "max_age", "cluster", "name", "x"]),
+            st.sampled_from(
+                [
+                    "traces",
+                    "detail",
+                    "url",
+                    "computation",
+                    "max_age",
+                    "metrics",
+                    "span_names",
+                    "cluster",
+                    "name",
+                    "x",
+                ]
+            ),
             inner,
         ),
         max_leaves=6,
@@ -306,13 +377,13 @@ def test_load_never_raises_nor_gives_up(environ, ours):
         optional={
             **{
                 f"OTEL_EXPORTER_OTLP_{signal}HEADERS": st.tuples(TEXT, TEXT).map(SECRET.join)
-                for signal in ("", "TRACES_")
+                for signal in ("", "TRACES_", "METRICS_")
             },
             **{
                 f"OTEL_EXPORTER_OTLP_{signal}ENDPOINT": st.tuples(
                     st.sampled_from(["http://", "https://", "", "HTTP://", "dns:///"]), TEXT, TEXT, TEXT
                 ).map(lambda parts: f"{parts[0]}{parts[1]}{SECRET}{parts[2]}@{parts[3]}")
-                for signal in ("", "TRACES_")
+                for signal in ("", "TRACES_", "METRICS_")
             },
             "OTEL_EXPORTER_OTLP_PROTOCOL": st.sampled_from(["grpc", "http/protobuf", "x"]),
             "OTEL_EXPORTER_OTLP_TIMEOUT": TEXT,

@@ -1,26 +1,37 @@
-"""Every `OTEL_*` variable that concerns traces: right, wrong, empty."""
+"""Every `OTEL_*` variable that concerns traces or metrics: right, wrong, empty."""
 
 from __future__ import annotations
 
 import base64
 import pickle
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dask_otel.environment import PROPAGATOR_GROUP, SAMPLER_GROUP, SAMPLERS, parse
-from dask_otel.otlp_environment import EXPORTER_GROUP
-from dask_otel.settings import Limits, Otlp, Queue, Sampler, Settings
+from dask_otel.environment import (
+    EXEMPLARS,
+    HISTOGRAMS,
+    PROPAGATOR_GROUP,
+    SAMPLER_GROUP,
+    SAMPLERS,
+    TEMPORALITIES,
+    parse,
+)
+from dask_otel.otlp_environment import METRICS, TRACES
+from dask_otel.settings import Limits, Metrics, Otlp, Queue, Sampler, Settings
 
-HTTP = "http://localhost:4318/v1/traces"
+HTTP, HTTP_METRICS = "http://localhost:4318/v1/traces", "http://localhost:4318/v1/metrics"
 ENTRY_POINTS = {
-    EXPORTER_GROUP: ["otlp", "console", "zipkin_json"],
+    TRACES.group: ["otlp", "console", "zipkin_json"],
+    METRICS.group: ["otlp", "console", "Statsd"],
     PROPAGATOR_GROUP: ["tracecontext", "baggage", "b3", "b3multi", "jaeger", "xray", "ottrace"],
     SAMPLER_GROUP: ["always_on", "Half"],
 }
 EXPORTERS = "otlp, console, none, otlp_proto_http, otlp_proto_grpc"
+METRICS_EXPORTERS = "otlp, console, none, prometheus, otlp_proto_http, otlp_proto_grpc"
 
 
 def read(**environ: str) -> Settings:
@@ -31,16 +42,53 @@ def otlp(**changes: object) -> Settings:
     return Settings(exporters=("otlp",), otlp=Otlp(**changes))
 
 
+def metrics(**changes: object) -> Metrics:
+    """Metrics that go by OTLP."""
+    return Metrics(exporters=("otlp",), otlp=metrics_otlp(**changes))
+
+
+def metrics_otlp(**changes: object) -> Otlp:
+    return Otlp(**{"endpoint": HTTP_METRICS, **changes})
+
+
+def without_metrics(settings: Settings) -> Settings:
+    return replace(settings, metrics=Metrics())
+
+
 def test_nothing_set_gives_the_defaults_and_no_complaint():
     assert parse({}) == Settings()
     assert not parse({}).exporting
+    assert not parse({}).exporting_metrics
 
 
 def test_settings_pickle_and_can_be_a_key():
-    settings = read(EXPORTER_OTLP_ENDPOINT="http://c", EXPORTER_OTLP_HEADERS="a=b", RESOURCE_ATTRIBUTES="a=b")
+    settings = read(
+        EXPORTER_OTLP_ENDPOINT="http://c",
+        EXPORTER_OTLP_HEADERS="a=b",
+        RESOURCE_ATTRIBUTES="a=b",
+        METRIC_EXPORT_INTERVAL="5000",
+    )
+    assert settings.metrics == replace(
+        metrics(endpoint="http://c/v1/metrics", headers=(("a", "b"),)), interval=5.0
+    )
     assert {settings: 1}[pickle.loads(pickle.dumps(settings))] == 1
 
 
+@pytest.mark.parametrize(
+    ("settings", "exporting", "exporting_metrics"),
+    [
+        (Settings(exporters=("otlp",)), True, False),
+        (Settings(metrics=metrics()), False, True),
+        (Settings(metrics=Metrics(exporters=("none",))), False, False),
+        (Settings(metrics=replace(metrics(), enabled=False)), False, False),
+        (Settings(disabled=True, exporters=("otlp",), metrics=metrics()), False, False),
+    ],
+)
+def test_each_signal_is_exported_by_its_own_exporters(settings, exporting, exporting_metrics):
+    assert (settings.exporting, settings.exporting_metrics) == (exporting, exporting_metrics)
+
+
+#: What traces make of it; what metrics make of the same variables is compared below.
 GOOD = [
     # General
     ({"SDK_DISABLED": "TRUE"}, Settings(disabled=True)),
@@ -221,10 +269,138 @@ GOOD = [
 
 @pytest.mark.parametrize(("environ", "expected"), GOOD, ids=[str(environ) for environ, _ in GOOD])
 def test_a_right_value_is_used_without_a_complaint(environ, expected):
+    assert without_metrics(read(**environ)) == expected
+
+
+def both(**changes: object) -> Settings:
+    """Settings of two signals that go by OTLP in the same way, each to its path of http://c."""
+    return Settings(
+        exporters=("otlp",),
+        otlp=Otlp(**{"endpoint": "http://c/v1/traces", **changes}),
+        metrics=metrics(**{"endpoint": "http://c/v1/metrics", **changes}),
+    )
+
+
+C = "http://c"
+GOOD_OF_METRICS = [
+    # Exporters
+    ({"METRICS_EXPORTER": "OTLP"}, Settings(metrics=metrics())),
+    ({"METRICS_EXPORTER": "Prometheus"}, Settings(metrics=Metrics(exporters=("prometheus",)))),
+    (
+        {"METRICS_EXPORTER": "console, otlp,console"},
+        Settings(metrics=replace(metrics(), exporters=("console", "otlp"))),
+    ),
+    ({"METRICS_EXPORTER": "statsd"}, Settings(metrics=Metrics(exporters=("Statsd",)))),
+    (
+        {"METRICS_EXPORTER": "otlp_proto_grpc", "EXPORTER_OTLP_PROTOCOL": "http/protobuf"},
+        Settings(metrics=metrics(protocol="grpc", endpoint="localhost:4317", insecure=True)),
+    ),
+    # The general variables are for both signals, each signal's own for itself.
+    ({"EXPORTER_OTLP_ENDPOINT": C}, both()),
+    (
+        {"EXPORTER_OTLP_ENDPOINT": C, "METRICS_EXPORTER": "none"},
+        replace(both(), metrics=replace(both().metrics, exporters=("none",))),
+    ),
+    ({"EXPORTER_OTLP_ENDPOINT": C, "TRACES_EXPORTER": "none"}, replace(both(), exporters=("none",))),
+    (
+        {"EXPORTER_OTLP_METRICS_ENDPOINT": "http://m/write"},
+        Settings(metrics=metrics(endpoint="http://m/write")),
+    ),
+    ({"EXPORTER_OTLP_TRACES_ENDPOINT": "http://t/x"}, otlp(endpoint="http://t/x")),
+    (
+        {"EXPORTER_OTLP_ENDPOINT": C, "EXPORTER_OTLP_METRICS_ENDPOINT": "http://m/write"},
+        replace(both(), metrics=metrics(endpoint="http://m/write")),
+    ),
+    (
+        {"EXPORTER_OTLP_ENDPOINT": "http://c:4317", "EXPORTER_OTLP_PROTOCOL": "grpc"},
+        both(endpoint="c:4317", protocol="grpc", insecure=True),
+    ),
+    (
+        {"EXPORTER_OTLP_ENDPOINT": C, "EXPORTER_OTLP_METRICS_PROTOCOL": "grpc"},
+        replace(both(), metrics=metrics(endpoint="c", protocol="grpc", insecure=True)),
+    ),
+    *(
+        case
+        for option, general, expected, own, of_own in (
+            ("HEADERS", "api-key=g", {"headers": (("api-key", "g"),)}, "k=m", {"headers": (("k", "m"),)}),
+            ("TIMEOUT", "2500", {"timeout": 2.5}, "0", {"timeout": 2147483.647}),
+            ("COMPRESSION", "none", {"compression": "none"}, "GZIP", {"compression": "gzip"}),
+            ("CERTIFICATE", "/g", {"certificate": "/g"}, "/m", {"certificate": "/m"}),
+            ("CLIENT_CERTIFICATE", "/g", {"client_certificate": "/g"}, "/m", {"client_certificate": "/m"}),
+        )
+        for case in (
+            ({"EXPORTER_OTLP_ENDPOINT": C, f"EXPORTER_OTLP_{option}": general}, both(**expected)),
+            (
+                {
+                    "EXPORTER_OTLP_ENDPOINT": C,
+                    f"EXPORTER_OTLP_{option}": general,
+                    f"EXPORTER_OTLP_METRICS_{option}": own,
+                },
+                replace(both(**expected), metrics=both(**of_own).metrics),
+            ),
+        )
+    ),
+    (
+        {
+            "EXPORTER_OTLP_METRICS_CLIENT_KEY": "/k",
+            "EXPORTER_OTLP_METRICS_CLIENT_CERTIFICATE": "/c",
+        },
+        Settings(metrics=Metrics(otlp=metrics_otlp(client_key="/k", client_certificate="/c"))),
+    ),
+    (
+        {
+            "EXPORTER_OTLP_PROTOCOL": "grpc",
+            "EXPORTER_OTLP_ENDPOINT": "c:1",
+            "EXPORTER_OTLP_METRICS_INSECURE": "true",
+        },
+        replace(
+            both(endpoint="c:1", protocol="grpc"),
+            metrics=metrics(endpoint="c:1", protocol="grpc", insecure=True),
+        ),
+    ),
+    # A signal that is not sent by OTLP does not mind an endpoint for the other's protocol.
+    (
+        {
+            "TRACES_EXPORTER": "otlp_proto_grpc",
+            "METRICS_EXPORTER": "none",
+            "EXPORTER_OTLP_ENDPOINT": "c:4317",
+        },
+        replace(otlp(protocol="grpc", endpoint="c:4317"), metrics=Metrics(exporters=("none",))),
+    ),
+    # What only metrics have
+    ({"METRIC_EXPORT_INTERVAL": "5000"}, Settings(metrics=Metrics(interval=5.0))),
+    ({"METRIC_EXPORT_INTERVAL": "1"}, Settings(metrics=Metrics(interval=0.001))),
+    ({"METRIC_EXPORT_TIMEOUT": "500"}, Settings(metrics=Metrics(timeout=0.5))),
+    ({"METRIC_EXPORT_TIMEOUT": "0"}, Settings(metrics=Metrics(timeout=2147483.647))),
+    *(
+        (
+            {"EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE": word.upper()},
+            Settings(metrics=Metrics(temporality=word)),
+        )
+        for word in TEMPORALITIES
+    ),
+    *(
+        (
+            {"EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION": word.title()},
+            Settings(metrics=Metrics(histograms=word)),
+        )
+        for word in HISTOGRAMS
+    ),
+    *(
+        ({"METRICS_EXEMPLAR_FILTER": f" {word}"}, Settings(metrics=Metrics(exemplars=word)))
+        for word in EXEMPLARS
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"), GOOD_OF_METRICS, ids=[str(environ) for environ, _ in GOOD_OF_METRICS]
+)
+def test_a_right_value_about_metrics_is_used_without_a_complaint(environ, expected):
     assert read(**environ) == expected
 
 
-@pytest.mark.parametrize("key", sorted({key for environ, _ in GOOD for key in environ}))
+@pytest.mark.parametrize("key", sorted({key for environ, _ in GOOD + GOOD_OF_METRICS for key in environ}))
 @pytest.mark.parametrize("value", ["", "  "])
 def test_an_empty_value_is_as_good_as_none(key, value):
     assert read(**{key: value}) == Settings()
@@ -400,15 +576,18 @@ BAD = [
         Settings(),
         [wrong("EXPORTER_OTLP_COMPRESSION", "deflate", "gzip or none", "gzip")],
     ),
-    (
-        {"EXPORTER_OTLP_CLIENT_KEY": "/k"},
-        Settings(otlp=Otlp(client_key="/k")),
-        [
-            (
-                "OTEL_EXPORTER_OTLP_CLIENT_KEY is set without OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE; no client "
-                "certificate is used."
-            )
-        ],
+    *(
+        (
+            {f"EXPORTER_OTLP_{signal}CLIENT_KEY": "/k"},
+            Settings(otlp=Otlp(client_key="/k")),
+            [
+                (
+                    f"OTEL_EXPORTER_OTLP_{signal}CLIENT_KEY is set without OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE; no client "
+                    "certificate is used."
+                )
+            ],
+        )
+        for signal in ("", "TRACES_")
     ),
     # Batch span processor
     ({"BSP_MAX_QUEUE_SIZE": "0"}, Settings(), [wrong("BSP_MAX_QUEUE_SIZE", "0", ABOVE, "65536")]),
@@ -477,7 +656,151 @@ BAD = [
     ("environ", "expected", "complaints"), BAD, ids=[str(environ) for environ, _, _ in BAD]
 )
 def test_a_wrong_value_gives_one_sentence_and_counts_as_not_set(environ, expected, complaints):
+    assert without_metrics(read(**environ)) == replace(expected, complaints=tuple(complaints))
+
+
+BAD_OF_METRICS = [
+    # Exporters
+    (
+        {"METRICS_EXPORTER": "statds,zipkin_json"},
+        Settings(),
+        [unknown("METRICS_EXPORTER", name, METRICS_EXPORTERS) for name in ("statds", "zipkin_json")],
+    ),
+    ({"TRACES_EXPORTER": "prometheus"}, Settings(), [unknown("TRACES_EXPORTER", "prometheus", EXPORTERS)]),
+    (
+        {"METRICS_EXPORTER": "none,prometheus,console"},
+        Settings(metrics=Metrics(exporters=("prometheus", "console"))),
+        ["OTEL_METRICS_EXPORTER names none beside others; prometheus, console is used."],
+    ),
+    # A general variable that is wrong is told of once, with what is used instead.
+    *(
+        (
+            {"EXPORTER_OTLP_ENDPOINT": "c", **named},
+            replace(
+                Settings(),
+                exporters=("otlp",) if "TRACES_EXPORTER" in named else (),
+                metrics=metrics() if "METRICS_EXPORTER" in named else Metrics(),
+            ),
+            [f"OTEL_EXPORTER_OTLP_ENDPOINT is 'c', which is not {URL}; {used} used instead."],
+        )
+        for named, used in (
+            ({}, "no endpoint is"),
+            ({"TRACES_EXPORTER": "otlp"}, f"{HTTP} is"),
+            ({"METRICS_EXPORTER": "otlp"}, f"{HTTP_METRICS} is"),
+            ({"TRACES_EXPORTER": "otlp", "METRICS_EXPORTER": "otlp"}, f"{HTTP} and {HTTP_METRICS} are"),
+        )
+    ),
+    (
+        {"EXPORTER_OTLP_METRICS_ENDPOINT": "m", "EXPORTER_OTLP_ENDPOINT": C},
+        both(),
+        [wrong("EXPORTER_OTLP_METRICS_ENDPOINT", "m", URL, "OTEL_EXPORTER_OTLP_ENDPOINT")],
+    ),
+    (
+        {"EXPORTER_OTLP_METRICS_ENDPOINT": "m"},
+        Settings(),
+        [wrong("EXPORTER_OTLP_METRICS_ENDPOINT", "m", URL, "no endpoint")],
+    ),
+    # An endpoint that suits one signal's protocol and not the other's
+    (
+        {"EXPORTER_OTLP_TRACES_PROTOCOL": "grpc", "EXPORTER_OTLP_ENDPOINT": "c:4317"},
+        otlp(protocol="grpc", endpoint="c:4317"),
+        [wrong("EXPORTER_OTLP_ENDPOINT", "c:4317", URL, "no endpoint")],
+    ),
+    (
+        {"EXPORTER_OTLP_METRICS_ENDPOINT": "http://c:4317"},
+        Settings(metrics=metrics(endpoint="http://c:4317/")),
+        [PORT.format("METRICS_")],
+    ),
+    # What only metrics have
+    *(
+        (
+            {"METRIC_EXPORT_INTERVAL": given},
+            Settings(),
+            [wrong("METRIC_EXPORT_INTERVAL", given, f"{MS} above 0", "60000 ms")],
+        )
+        for given in ("0", "-1", "1.5", "60s", "2147483648")
+    ),
+    *(
+        (
+            {"METRIC_EXPORT_TIMEOUT": given},
+            Settings(),
+            [wrong("METRIC_EXPORT_TIMEOUT", given, MS, "30000 ms")],
+        )
+        for given in ("-1", "1.5", "30s", "2147483648")
+    ),
+    *(
+        ({key: given}, Settings(), [wrong(key, given, allowed, used)])
+        for key, given, allowed, used in (
+            (
+                "EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE",
+                "deltas",
+                "cumulative, delta or lowmemory",
+                "cumulative",
+            ),
+            (
+                "EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION",
+                "exponential",
+                "explicit_bucket_histogram or base2_exponential_bucket_histogram",
+                "explicit_bucket_histogram",
+            ),
+            ("METRICS_EXEMPLAR_FILTER", "off", "trace_based, always_on or always_off", "trace_based"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected", "complaints"),
+    BAD_OF_METRICS,
+    ids=[str(environ) for environ, _, _ in BAD_OF_METRICS],
+)
+def test_a_wrong_value_about_metrics_gives_one_sentence_and_counts_as_not_set(environ, expected, complaints):
     assert read(**environ) == replace(expected, complaints=tuple(complaints))
+
+
+def test_a_signal_that_is_not_sent_by_otlp_has_no_sentence_about_it():
+    wrong_for_all = {
+        f"EXPORTER_OTLP_{signal}{option}": value
+        for signal in ("", "TRACES_", "METRICS_")
+        for option, value in {"ENDPOINT": "c", "PROTOCOL": "x", "TIMEOUT": "x", "HEADERS": "x"}.items()
+    }
+    settings = read(TRACES_EXPORTER="console", METRICS_EXPORTER="prometheus", **wrong_for_all)
+    assert settings == Settings(exporters=("console",), metrics=Metrics(exporters=("prometheus",)))
+
+
+def mirrored(text: str) -> str:
+    """The same about the other signal."""
+    other = {
+        "TRACES": "METRICS",
+        "METRICS": "TRACES",
+        "/v1/traces": "/v1/metrics",
+        "/v1/metrics": "/v1/traces",
+    }
+    return re.sub("/v1/traces|/v1/metrics|TRACES|METRICS", lambda found: other[found[0]], text)
+
+
+OTLP = [
+    environ
+    for environ in [case[0] for case in GOOD + GOOD_OF_METRICS + BAD + BAD_OF_METRICS]
+    if all(re.fullmatch("EXPORTER_OTLP_.*|(TRACES|METRICS)_EXPORTER", key) for key in environ)
+    and not re.search("prometheus|statsd|zipk|TEMPORALITY|HISTOGRAM", str(environ), re.IGNORECASE)
+]
+
+
+@pytest.mark.parametrize("environ", OTLP, ids=map(str, OTLP))
+def test_where_metrics_go_is_read_as_where_traces_go(environ):
+    one, other = read(**environ), read(**{mirrored(key): value for key, value in environ.items()})
+    for traces, of_metrics in ((one, other.metrics), (other, one.metrics)):
+        assert of_metrics == Metrics(
+            exporters=traces.exporters,
+            otlp=replace(traces.otlp, endpoint=mirrored(traces.otlp.endpoint)),
+        )
+    assert in_any_order(map(mirrored, one.complaints)) == in_any_order(other.complaints)
+
+
+def in_any_order(sentences: Iterable[str]) -> set[frozenset[str]]:
+    """Traces come first, in what is said and within a sentence that is about both; `prometheus` is for metrics only."""
+    return {frozenset(sentence.split()) - {"prometheus,"} for sentence in sentences}
 
 
 def test_names_that_are_not_installed_are_complained_about():
@@ -491,6 +814,7 @@ def test_what_is_installed_is_looked_up_only_for_a_name_that_is_not_built_in():
     groups = []
     environ = {
         "OTEL_TRACES_EXPORTER": "otlp,console",
+        "OTEL_METRICS_EXPORTER": "otlp,prometheus",
         "OTEL_PROPAGATORS": "tracecontext,baggage",
         "OTEL_TRACES_SAMPLER": "always_on",
     }
@@ -535,5 +859,7 @@ def test_the_documentation_has_every_variable_that_is_read_and_no_other():
     text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `OTEL_")]
     named = {name for row in rows for name in re.findall(r"`(OTEL_[A-Z_()]+)`", row)}
-    both = {name.replace("(TRACES_)", signal) for name in named for signal in ("", "TRACES_")}
-    assert both == environ.asked
+    all_of_them = {
+        name.replace("(SIGNAL_)", signal) for name in named for signal in ("", "TRACES_", "METRICS_")
+    }
+    assert all_of_them == environ.asked

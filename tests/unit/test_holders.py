@@ -6,7 +6,7 @@ import pytest
 
 from dask_otel import config
 from dask_otel.holders import Holders
-from dask_otel.settings import Settings
+from dask_otel.settings import Metrics, Otlp, Settings
 
 NOT_SET, CLIENTS = Settings(), Settings(exporters=("otlp",))
 
@@ -82,6 +82,37 @@ def test_what_the_process_itself_was_told_comes_first(
     holders.join(server, client, Telemetry)
     assert client.telemetry is not None
     assert client.telemetry.settings == own
+
+
+@pytest.mark.parametrize(
+    ("told", "exporters", "metrics"),
+    [
+        (Settings(), ("otlp",), "the client's"),
+        (Settings(exporters=("console",)), ("console",), "the client's"),
+        (Settings(metrics=Metrics(exporters=("none",))), ("otlp",), "its own"),
+        (Settings(metrics=Metrics(enabled=False)), ("otlp",), "its own"),
+        (Settings(exporters=("none",), metrics=Metrics(exporters=("console",))), ("none",), "its own"),
+        (Settings(disabled=True), (), "its own"),
+    ],
+)
+def test_what_the_process_itself_was_told_about_one_signal_leaves_the_other_to_the_client(
+    holders: Holders[Telemetry],
+    monkeypatch: pytest.MonkeyPatch,
+    told: Settings,
+    exporters: tuple[str, ...],
+    metrics: str,
+) -> None:
+    clients = Settings(
+        exporters=("otlp",), metrics=Metrics(exporters=("otlp",), otlp=Otlp(endpoint="http://c/"))
+    )
+    monkeypatch.setattr(config, "load", lambda: told)
+    plugin = Plugin(clients)
+    holders.join(Server(), plugin, Telemetry)
+    assert plugin.telemetry is not None
+    expected = {"its own": told.metrics, "the client's": clients.metrics}[metrics]
+    assert plugin.telemetry.settings == Settings(
+        disabled=told.disabled, exporters=exporters, metrics=expected
+    )
 
 
 def test_servers_are_apart_and_forgotten_with_their_last_plugin(holders: Holders[Telemetry]) -> None:
