@@ -201,6 +201,7 @@ async def _flush_worker(dask_worker: Worker, timeout: float) -> bool:
     telemetry = workers.telemetry(dask_worker)
     if telemetry is not None:
         telemetry.flush_sums()
+        telemetry.metrics.meter.export()
     return await process.flush_aside(timeout)
 
 
@@ -208,4 +209,5 @@ async def _flush_scheduler(dask_scheduler: Scheduler, timeout: float) -> bool:
     telemetry = schedulers.telemetry(dask_scheduler)
     if telemetry is not None:
         await telemetry.settled(timeout)
+        telemetry.metrics.meter.export()
     return await process.flush_aside(timeout)

@@ -73,7 +73,9 @@ class Outlet:
 
     def explain(self, *, loud: bool) -> None:
         """Say what to type where nobody said where to send; a warning in the process of whoever asked for us."""
-        if not self.settings.exporters and not self.settings.disabled and application_provider() is None:
+        settings = self.settings
+        told = settings.exporters or settings.exporting_metrics or settings.disabled
+        if not told and application_provider() is None:
             say_once(config.explain(), level=logging.WARNING if loud else logging.INFO)
 
     def decide(self, trace_id: bytes, name: str, kind: int) -> Decision:

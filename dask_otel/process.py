@@ -29,7 +29,7 @@ from dask_otel.export.metrics import MetricExporter
 from dask_otel.export.pipeline import CLOSE_TIMEOUT, Pipeline
 from dask_otel.provider import OwnProvider
 from dask_otel.records import RANDOM, Scope
-from dask_otel.settings import Settings
+from dask_otel.settings import Metrics, Settings
 from dask_otel.version import __version__
 
 logger = logging.getLogger("dask_otel")
@@ -115,7 +115,7 @@ def application_provider() -> TracerProvider | None:
 
 def pipeline_for(settings: Settings, provider: TracerProvider | None = None) -> Pipeline:
     """The process's pipeline for these settings; with ``provider`` it feeds that provider's processors instead."""
-    settings = replace(settings, complaints=())
+    settings = replace(settings, complaints=(), metrics=Metrics())
     key = (settings, id(provider) if provider else None)
     with _lock:
         found = _pipelines.get(key)

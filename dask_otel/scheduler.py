@@ -24,6 +24,7 @@ from dask_otel.holders import BY_CLIENT, BY_PRELOAD, Holders
 from dask_otel.outlet import Outlet
 from dask_otel.parents import DETAILS, OFF
 from dask_otel.rollup import Graph
+from dask_otel.scheduler_metrics import SchedulerMetrics
 from dask_otel.seam.scheduler import SchedulerSeam, Submission
 from dask_otel.settings import Settings
 from dask_otel.version import __version__
@@ -51,6 +52,9 @@ class SchedulerTelemetry:
             detail=OFF,
             max_age=settings.max_age,
         )
+        self.metrics = SchedulerMetrics(
+            scheduler, self.outlet, self.guard, active=lambda: len(self.model.unsettled)
+        )
         self._loop = asyncio.get_running_loop()
         self._checking = False
         self._next_check: asyncio.TimerHandle | None = None
@@ -67,7 +71,9 @@ class SchedulerTelemetry:
     def use(self, settings: Settings) -> None:
         """Go on by other settings, from the next graph on."""
         self.settings = settings
+        self.metrics.stop()
         self.outlet.use(settings)
+        self.metrics.start()
         self.model.max_age = settings.max_age
         self._first = True
 
@@ -283,6 +289,7 @@ class SchedulerOtel(SchedulerPlugin):
         assert self._scheduler is not None
         telemetry = SchedulerTelemetry(self._scheduler, settings)
         telemetry.seam.install()
+        telemetry.metrics.start()
         return telemetry
 
     def __reduce__(self) -> tuple[type[SchedulerOtel], tuple[Settings | None, bool]]:
@@ -330,6 +337,7 @@ class SchedulerOtel(SchedulerPlugin):
         telemetry = schedulers.leave(self._scheduler, self) if self._scheduler is not None else None
         if telemetry is not None:
             telemetry.stop(names.CLOSED)
+            telemetry.metrics.stop()
             telemetry.seam.uninstall()
             await process.farewell()
 

@@ -31,6 +31,7 @@ from dask_otel.seam.worker import WorkerSeam
 from dask_otel.settings import Settings
 from dask_otel.sums import Sums
 from dask_otel.version import __version__
+from dask_otel.worker_metrics import WorkerMetrics
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -94,6 +95,7 @@ class WorkerTelemetry:
         #: Whether every worker runs dask-otel, by the scheduler's last word.
         self._peers = False
         self.sending = False
+        self.metrics = WorkerMetrics(worker, self.outlet, self.guard)
         self._task_clients = TaskClients(settings, self.guard)
 
     def start(self) -> None:
@@ -102,11 +104,13 @@ class WorkerTelemetry:
             process.deliver_at_sigterm()
         client_seam.listen_everywhere(self._task_clients)
         self.seam.install()
+        self.metrics.start()
         self.seam.tell_scheduler({"hello": __version__})
 
     def stop(self) -> None:
         """Report no more; what was recorded is still to be sent."""
         self.flush_sums()
+        self.metrics.stop()
         self.seam.uninstall()
         self.seam.tell_scheduler({"hello": None})
         client_seam.forget_everywhere(self._task_clients)
@@ -115,7 +119,9 @@ class WorkerTelemetry:
     def use(self, settings: Settings) -> None:
         """Go on by other settings, from the next task on."""
         self.settings = self._task_clients.settings = settings
+        self.metrics.stop()
         self.outlet.use(settings)
+        self.metrics.start()
         self._first = True
 
     # -- tasks ------------------------------------------------------------------------------------------------

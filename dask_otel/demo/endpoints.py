@@ -24,6 +24,8 @@ _TRACES_ENDPOINT, _TRACES_PROTOCOL = (
     "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
 )
 _EXPORTER = "OTEL_TRACES_EXPORTER"
+#: The demo shows traces: many a backend that it is pointed at takes nothing else.
+_METRICS = "OTEL_METRICS_EXPORTER"
 _OURS = ("OTEL_", "DASK_OTEL__", "TRACEPARENT", "TRACESTATE", "BAGGAGE")
 
 
@@ -95,7 +97,8 @@ def isolate(endpoint: str, environ: MutableMapping[str, str] = os.environ) -> li
     >>> isolate("http://127.0.0.1:4318", environ)
     ['OTEL_TRACES_SAMPLER']
     >>> sorted(environ)
-    ['OTEL_EXPORTER_OTLP_ENDPOINT', 'OTEL_EXPORTER_OTLP_PROTOCOL', 'OTEL_TRACES_EXPORTER', 'PATH']
+    ['OTEL_EXPORTER_OTLP_ENDPOINT', 'OTEL_EXPORTER_OTLP_PROTOCOL', 'OTEL_METRICS_EXPORTER', 'OTEL_TRACES_EXPORTER', \
+'PATH']
     """
     removed = sorted(key for key in environ if key.upper().startswith(_OURS))
     for key in removed:
@@ -112,8 +115,11 @@ def direct(target: Target, environ: MutableMapping[str, str] = os.environ) -> No
     >>> environ = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://elsewhere", "OTEL_EXPORTER_OTLP_HEADERS": "key=secret"}
     >>> direct(Target("http://here:4318"), environ)
     >>> sorted(environ)
-    ['OTEL_EXPORTER_OTLP_ENDPOINT', 'OTEL_EXPORTER_OTLP_HEADERS', 'OTEL_EXPORTER_OTLP_PROTOCOL', 'OTEL_TRACES_EXPORTER']
+    ['OTEL_EXPORTER_OTLP_ENDPOINT', 'OTEL_EXPORTER_OTLP_HEADERS', 'OTEL_EXPORTER_OTLP_PROTOCOL', \
+'OTEL_METRICS_EXPORTER', 'OTEL_TRACES_EXPORTER']
     """
     for key in (_TRACES_ENDPOINT, _TRACES_PROTOCOL):
         environ.pop(key, None)
-    environ.update({_ENDPOINT: target.endpoint, _PROTOCOL: target.protocol, _EXPORTER: "otlp"})
+    environ.update(
+        {_ENDPOINT: target.endpoint, _PROTOCOL: target.protocol, _EXPORTER: "otlp", _METRICS: "none"}
+    )
