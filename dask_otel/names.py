@@ -252,3 +252,10 @@ CLUSTER_NAME = _attribute("dask.cluster.name", "string", _RESOURCE, "`otel.clust
 PROCESS_PID = _attribute("process.pid", "int", _RESOURCE, "Process id.")
 DISTRO_NAME = _attribute("telemetry.distro.name", "string", _RESOURCE, "`dask-otel`.")
 DISTRO_VERSION = _attribute("telemetry.distro.version", "string", _RESOURCE, "Version of dask-otel.")
+
+# -- values of dask.idle.reason ----------------------------------------------------------------------------------
+NO_CLIENT_WORK, GRAPH_UPDATING = "no-client-work", "graph-update"
+NOT_ENOUGH_PARALLELISM, IMBALANCE, NO_WORKER = "not-enough-parallelism", "imbalance", "no-worker"
+
+# -- values of dask.op that are not a message's operation --------------------------------------------------------
+LOOP_IDLE, LOOP_OTHER = "idle", "other"
