@@ -276,6 +276,13 @@ PROCESS_PID = _attribute("process.pid", "int", _RESOURCE, "Process id.")
 DISTRO_NAME = _attribute("telemetry.distro.name", "string", _RESOURCE, "`dask-otel`.")
 DISTRO_VERSION = _attribute("telemetry.distro.version", "string", _RESOURCE, "Version of dask-otel.")
 
+# -- values of dask.idle.reason ----------------------------------------------------------------------------------
+NO_CLIENT_WORK, GRAPH_UPDATING = "no-client-work", "graph-update"
+NOT_ENOUGH_PARALLELISM, IMBALANCE, NO_WORKER = "not-enough-parallelism", "imbalance", "no-worker"
+
+# -- values of dask.op that are not a message's operation --------------------------------------------------------
+LOOP_IDLE, LOOP_OTHER = "idle", "other"
+
 # -- metrics -----------------------------------------------------------------------------------------------------
 METERING_CONTEXT = "dask.metering.context"
 UNIT = "dask.unit"

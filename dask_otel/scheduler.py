@@ -310,6 +310,8 @@ class SchedulerOtel(SchedulerPlugin):
         if telemetry is not None:
             try:
                 telemetry.seam.transition(key, start, finish, stimulus_id)
+                if telemetry.metrics.on:
+                    telemetry.metrics.seam.transition(key, start, finish)
             except Exception:
                 telemetry.guard.fault("transition")
 

@@ -2,7 +2,7 @@
 
 Rules
 -----
-1. What is wrapped is wrapped once and put back by `Wraps.undo`.
+1. What is wrapped is wrapped once and put back by `Wraps.undo`, also where several wrap the same, in any order.
 2. A wrapper calls the original exactly once, with what it was given, whatever happens to us.
 3. Whatever distributed changes is mended here; `tests/unit/test_drift.py` says what and where.
 """
@@ -20,6 +20,29 @@ TOPIC = "dask-otel"
 HERE = "dask-otel-version"
 #: Key of `Worker.metrics`, and so of `WorkerState.metrics` on the scheduler, where a worker runs dask-otel.
 METRIC = "dask-otel"
+
+
+_MISSING = object()
+#: Where a wrapper that was undone beneath another notes what it had wrapped.
+_BELOW = "_dask_otel_below"
+
+
+def _bury(new: Any, old: Any) -> None:
+    """Somebody wrapped ours: theirs stays, and calls through us to the original.
+
+    If theirs is one of ours too, it puts back what we had wrapped.
+    """
+    try:
+        setattr(new, _BELOW, (id(new), old))  # functools.wraps hands the note on: it says whose it is.
+    except (AttributeError, TypeError):
+        pass  # No function: whoever undoes the one above puts it back, and it calls through.
+
+
+def _live(old: Any) -> Any:
+    """What is to be put back, past wrappers that were undone in the meantime."""
+    while (note := getattr(old, "__dict__", {}).get(_BELOW)) and note[0] == id(old):
+        old = note[1]
+    return old
 
 
 class Wraps:
@@ -40,17 +63,18 @@ class Wraps:
 
     def attribute(self, owner: Any, name: str, new: Any) -> None:
         """Set an instance's (or a module's) attribute."""
-        missing = object()
-        old = vars(owner).get(name, missing)
+        old = vars(owner).get(name, _MISSING)
         setattr(owner, name, new)
 
         def undo() -> None:
             if vars(owner).get(name) is not new:
-                return  # Somebody wrapped ours: theirs stays, and calls through us to the original.
-            if old is missing:
+                _bury(new, old)
+                return
+            below = _live(old)
+            if below is _MISSING:
                 delattr(owner, name)
             else:
-                setattr(owner, name, old)
+                setattr(owner, name, below)
 
         self._undo.append(undo)
 
@@ -61,7 +85,9 @@ class Wraps:
 
         def undo() -> None:
             if owner.get(key) is new:
-                owner[key] = old
+                owner[key] = _live(old)
+            else:
+                _bury(new, old)
 
         self._undo.append(undo)
 

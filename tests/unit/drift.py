@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import time
 from collections.abc import Callable
 from dataclasses import fields
@@ -23,6 +24,7 @@ from dask_otel.seam.run import Posts
 from tests.unit.drift_run import Seen
 
 SCHEDULER, WORKER, CLIENT = "seam/scheduler.py SchedulerSeam", "seam/worker.py WorkerSeam", "seam/client.py"
+TIME, HANDLERS = "seam/scheduler_time.py SchedulerTimeSeam", "seam/handlers.py HandlerSeam"
 TRANSFERS, ACTORS, ERRORS = "seam/transfers.py TransferSeam", "seam/actors.py", "seam/errors.py"
 
 
@@ -119,6 +121,22 @@ SIGNATURES = [
     Signature(
         f"{SCHEDULER}._wrap_task_erred", "distributed:Scheduler.stimulus_task_erred", "{key, run_id, kwargs}"
     ),
+    Signature(
+        f"{TIME}._wrap_check_idle_saturated",
+        "distributed:Scheduler.check_idle_saturated",
+        "(self, ws, occ)",
+    ),
+    Signature(
+        f"{TIME}._wrap_status_change",
+        "distributed:Scheduler.handle_worker_status_change",
+        "(self, status, worker, stimulus_id)",
+    ),
+    Signature(
+        f"{TIME}._wrap_remove_worker",
+        "distributed:Scheduler.remove_worker",
+        "(self, address, *, …)",
+    ),
+    Signature(f"{TIME}._leave", "distributed:Scheduler.coerce_address", "(self, addr, …)"),
     Signature(f"{SCHEDULER}.event", "distributed.broker:Broker.truncate", "(self, topic)"),
     Signature(f"{SCHEDULER}.install", "distributed:Scheduler.log_event", "(self, topic, msg)"),
     Signature(f"{WORKER}.tell_scheduler", "distributed:Worker.log_event", "(self, topic, msg)"),
@@ -302,6 +320,35 @@ def _takes_an_attribute() -> object:
     return bool(exception.of_ours)
 
 
+def _checks_for_idleness() -> object:
+    """Whether whatever changes which tasks a worker has calls `check_idle_saturated` afterwards."""
+    changes = re.compile(r"\.(?:add_to_processing|remove_from_processing|add_to_long_running)\(")
+    modules = (resolve(f"distributed.{name}") for name in ("scheduler:Scheduler", "stealing:WorkStealing"))
+    changing = [
+        function
+        for cls in modules
+        for function in {**vars(cls.__base__), **vars(cls)}.values()
+        if inspect.isfunction(function) and changes.search(inspect.getsource(function))
+    ]
+    silent = [f.__qualname__ for f in changing if "check_idle_saturated(" not in inspect.getsource(f)]
+    return (len(changing) == 4 and not silent) or f"{[f.__qualname__ for f in changing]}, silent: {silent}"
+
+
+def _statuses_change_in_two_places() -> object:
+    source = inspect.getsource(importlib.import_module("distributed.scheduler"))
+    found = re.findall(r"\bws\.(?:status|nthreads) [-+]?= .*", source)
+    expected = [
+        "ws.status = Status.closed",
+        "ws.status = Status[status] if isinstance(status, str) else status",
+    ]
+    return found == expected or f"{found}"
+
+
+def _is_removed_at_once() -> object:
+    before, _, _ = inspect.getsource(resolve("distributed:Scheduler.remove_worker")).partition("await ")
+    return "ws.status = Status.closed" in before or "something that is awaited before"
+
+
 STATIC = [
     Fact(
         f"{CLIENT} _wrap_call",
@@ -366,6 +413,59 @@ STATIC = [
         "seam/scheduler.py _ASKED",
         "this beginning of a stimulus",
         _says("distributed.scheduler", 'f"stimulus-retry-'),
+    ),
+    Fact(
+        f"{TIME}._read",
+        "these attributes of a worker's state",
+        _has("distributed.scheduler:WorkerState", *("nthreads", "processing", "long_running", "status")),
+    ),
+    Fact(
+        f"{TIME}._tell_tasks",
+        "what is queued and what no worker may run",
+        _has("distributed.scheduler:SchedulerState", "queued", "unrunnable"),
+    ),
+    Fact(
+        f"{TIME}._count",
+        "the tasks of each group by state",
+        lambda: (
+            _has("distributed.scheduler:SchedulerState", "task_groups")() is True
+            and _has("distributed.scheduler:TaskGroup", "states")()
+        ),
+    ),
+    Fact(
+        f"{TIME}._wrap_check_idle_saturated",
+        "check_idle_saturated to be called by the four functions that change a worker's tasks",
+        _checks_for_idleness,
+    ),
+    Fact(
+        f"{TIME}._wrap_status_change",
+        "a worker's status to change in two functions, its threads never",
+        _statuses_change_in_two_places,
+    ),
+    Fact(
+        f"{TIME}._wrap_remove_worker",
+        "a worker to be out before anything is awaited",
+        _is_removed_at_once,
+    ),
+    Fact(
+        f"{HANDLERS}.install",
+        "handlers to be looked up for each message",
+        _says("distributed.core", "handler = self.handlers[op]", "handler = self.stream_handlers[op]"),
+    ),
+    Fact(
+        f"{HANDLERS}._wrap_handler",
+        "what a handler returns to be awaited if it is a coroutine",
+        _says("distributed.core", "if inspect.iscoroutine(result):"),
+    ),
+    Fact(
+        f"{HANDLERS}._wrap_stream_handler",
+        "a stream's handler to be awaited if it is a coroutine function",
+        _says("distributed.core", "if iscoroutinefunction(handler):"),
+    ),
+    Fact(
+        f"{HANDLERS}._wrap_select",
+        "asyncio to look its selector's select up each time",
+        _says("asyncio.base_events", "event_list = self._selector.select(timeout)"),
     ),
     Fact(
         "seam/worker.py _CLOSING",

@@ -1,0 +1,190 @@
+"""A handler that is timed is to its caller what it was, and takes the time in which it runs, not that in which it waits."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine, Generator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from distributed.core import _expects_comm
+from distributed.utils import has_keyword, iscoroutinefunction
+
+from dask_otel.guard import Guard
+from dask_otel.seam.handlers import HandlerSeam
+
+
+class Pause:
+    """What a coroutine of these tests waits for: it says what it was sent."""
+
+    def __await__(self) -> Generator[object, object, object]:
+        return (yield self)
+
+
+class Server:
+    """Handlers by whose work a clock of its own goes on."""
+
+    def __init__(self, loop: object = None) -> None:
+        self.now = 0
+        self.thrown: list[object] = []
+        self.handlers: dict[str, Callable[..., Any]] = {
+            "read": self.read,
+            "echo": self.echo,
+            "lazy": lambda comm: self.read(comm),
+        }
+        self.stream_handlers: dict[str, Callable[..., Any]] = {"work": self.work, "update": self.update}
+        self.loop = SimpleNamespace(asyncio_loop=loop)
+        self.seam = HandlerSeam(self, Guard("server", strict=True), lambda: self.now)
+
+    async def read(self, comm: object, serializers: object = None) -> object:
+        """A read loop: 1 s until it waits, then 10 s and what the message's handler takes."""
+        self.now += 1
+        try:
+            got = await Pause()
+        except ValueError as thrown:
+            self.thrown.append(thrown)
+            got = await Pause()
+        self.now += 10
+        self.stream_handlers["work"](seconds=100)
+        return got
+
+    async def update(self, seconds: int) -> None:
+        self.now += seconds
+        raise LookupError(seconds)
+
+    def echo(self, x: object) -> object:
+        self.now += 1
+        return x
+
+    def work(self, seconds: int, key: object = None) -> None:
+        self.now += seconds
+
+    def totals(self) -> dict[str, float]:
+        return self.seam.totals(self.now)
+
+
+@pytest.fixture
+def server() -> Server:
+    server = Server()
+    server.seam.install()
+    return server
+
+
+def step(coroutine: Coroutine[Any, Any, Any], value: object = None) -> object:
+    """What a coroutine waits for next, or returns."""
+    try:
+        return coroutine.send(value)
+    except StopIteration as stop:
+        return stop.value
+
+
+def test_a_coroutine_is_timed_while_it_runs_and_exclusive_of_what_runs_inside(server: Server) -> None:
+    reading = server.handlers["read"]("comm")
+    assert isinstance(step(reading), Pause)
+    server.now += 1000
+    assert step(reading, "message") == "message"
+    assert server.totals() == {"other": 1000, "read": 11, "work": 100}
+
+
+def test_a_coroutine_from_a_plain_function_is_timed_too(server: Server) -> None:
+    reading = server.handlers["lazy"]("comm")
+    assert inspect.iscoroutine(reading)
+    step(reading)
+    step(reading)
+    assert server.totals() == {"other": 0, "lazy": 11, "work": 100}
+
+
+def test_what_is_thrown_into_a_coroutine_arrives_there(server: Server) -> None:
+    reading, thrown = server.handlers["read"]("comm"), ValueError()
+    step(reading)
+    assert isinstance(reading.throw(thrown), Pause)
+    assert server.thrown == [thrown]
+    with pytest.raises(KeyError):
+        reading.throw(KeyError())
+    assert server.totals() == {"other": 0, "read": 1}
+
+
+def test_a_coroutine_that_is_closed_closes_the_handlers() -> None:
+    server = Server()
+    handlers = server.read("comm")
+    server.handlers["read"] = lambda comm: handlers
+    server.seam.install()
+    reading = server.handlers["read"]("comm")
+    step(reading)
+    reading.close()
+    assert inspect.getcoroutinestate(handlers) == inspect.CORO_CLOSED
+    server.now += 5
+    assert server.totals() == {"other": 5, "read": 1}
+
+
+def test_a_task_that_is_cancelled_cancels_the_handler(server: Server) -> None:
+    async def sleep() -> None:
+        await asyncio.sleep(1e6)
+
+    server.handlers["read"] = sleep
+    server.seam.install()
+
+    async def run() -> bool:
+        task = asyncio.ensure_future(server.handlers["read"]())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return task.cancelled()
+
+    assert asyncio.run(run())
+
+
+def test_a_handler_that_raises_is_left(server: Server) -> None:
+    with pytest.raises(LookupError, match="7"):
+        step(server.stream_handlers["update"](seconds=7))
+    with pytest.raises(TypeError):
+        server.stream_handlers["work"]()
+    server.now += 1
+    assert server.totals() == {"other": 1, "update": 7, "work": 0}
+
+
+def test_distributed_finds_what_it_looks_for_in_a_handler(server: Server) -> None:
+    before = Server()
+
+    def seen(handler: Callable[..., Any]) -> tuple[object, ...]:
+        asynchronous, keyword = iscoroutinefunction(handler), has_keyword(handler, "serializers")
+        return handler.__name__, asynchronous, _expects_comm(handler), keyword, inspect.signature(handler)
+
+    for handlers, originals in (
+        (server.handlers, before.handlers),
+        (server.stream_handlers, before.stream_handlers),
+    ):
+        assert {op: seen(h) for op, h in handlers.items()} == {op: seen(h) for op, h in originals.items()}
+
+
+def test_everything_is_put_back(server: Server) -> None:
+    server.seam.uninstall()
+    assert server.handlers["read"] == server.read
+    assert server.stream_handlers == {"work": server.work, "update": server.update}
+
+
+def test_waiting_in_the_selector_is_idle() -> None:
+    class Selector:
+        def select(self, timeout: int) -> list[int]:
+            server.now += timeout
+            return [timeout]
+
+    selector = Selector()
+    server = Server(SimpleNamespace(_selector=selector))
+    server.seam.install()
+    assert selector.select(5) == [5]
+    server.now += 1
+    assert server.totals() == {"other": 1, "idle": 5}
+    server.seam.uninstall()
+    assert vars(selector) == {}
+
+
+@pytest.mark.parametrize("loop", [None, SimpleNamespace(), SimpleNamespace(_selector=object())])
+def test_a_loop_that_has_no_selector_of_its_own_has_no_idle(loop: object) -> None:
+    server = Server(loop)
+    server.seam.install()
+    server.now += 2
+    assert server.totals() == {"other": 2}

@@ -1,0 +1,138 @@
+"""Free threads by reason: what is kept by differences is what looking at everything at every moment gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dask_otel.idle_time import IdleTime
+
+NOTHING = dict.fromkeys(
+    ("no-client-work", "graph-update", "not-enough-parallelism", "imbalance", "no-worker"), 0.0
+)
+
+
+@dataclass
+class Plain:
+    """All that is known, and the totals: looked through from the start whenever time goes on."""
+
+    workers: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    active: bool = False
+    queued: int = 0
+    unrunnable: int = 0
+    updating: int = 0
+    totals: dict[str, float] = field(default_factory=NOTHING.copy)
+    free_time: float = 0.0
+
+    def advance(self, seconds: int) -> None:
+        free = sum(spare for spare, running in self.workers.values() if running and spare > 0)
+        elsewhere = self.queued + sum(-spare for spare, _ in self.workers.values() if spare < 0)
+        self.free_time += free * seconds
+        for reason, threads in self.reasons(free, elsewhere).items():
+            self.totals[reason] += threads * seconds
+
+    def reasons(self, free: int, elsewhere: int) -> dict[str, int]:
+        if not self.active:
+            return {"graph-update" if self.updating else "no-client-work": free}
+        blocked = min(free, elsewhere + self.unrunnable)
+        return {
+            "no-worker": min(blocked, self.unrunnable),
+            "imbalance": blocked - min(blocked, self.unrunnable),
+            "graph-update" if self.updating else "not-enough-parallelism": free - blocked,
+        }
+
+
+few = st.integers(0, 4)
+names_of_workers = st.sampled_from(["a", "b", "c"])
+happenings = st.one_of(
+    st.tuples(st.just("worker"), names_of_workers, st.integers(-4, 4), st.booleans()),
+    st.tuples(st.just("left"), names_of_workers),
+    st.tuples(st.just("tasks"), few, few, few),
+    st.tuples(st.just("graphs"), st.integers(0, 2)),
+)
+
+
+def happen(idle: IdleTime, plain: Plain, what: tuple[object, ...], now: int) -> None:
+    match what:
+        case ("worker", str(name), int(spare), bool(running)):
+            plain.workers[name] = (spare, running)
+            idle.worker(name, spare, running, now)
+        case ("left", str(name)):
+            plain.workers.pop(name, None)
+            idle.worker_left(name, now)
+        case ("tasks", int(others), int(queued), int(unrunnable)):
+            plain.active, plain.queued, plain.unrunnable = (
+                (others + queued + unrunnable > 0),
+                queued,
+                unrunnable,
+            )
+            idle.tasks(plain.active, queued, unrunnable, now)
+        case ("graphs", int(updating)):
+            plain.updating = updating
+            idle.graphs(updating, now)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), happenings, st.booleans())))
+def test_differences_give_what_looking_at_everything_gives(
+    story: list[tuple[int, tuple[object, ...], bool]],
+) -> None:
+    now, plain = 100, Plain()
+    idle = IdleTime(now)
+    for seconds, what, read in story:
+        plain.advance(seconds)
+        now += seconds
+        if read:
+            assert idle.totals(now) == plain.totals
+        happen(idle, plain, what, now)
+    plain.advance(7)
+    assert idle.totals(now + 7) == plain.totals
+    assert sum(plain.totals.values()) == plain.free_time
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), happenings)))
+def test_a_total_never_falls(story: list[tuple[float, tuple[object, ...]]]) -> None:
+    now = 1e9 / 3
+    idle, last = IdleTime(now), dict(NOTHING)
+    for seconds, what in story:
+        now += seconds
+        happen(idle, Plain(), what, now)  # type: ignore[arg-type]
+        totals = idle.totals(now)
+        assert {reason for reason in totals if totals[reason] < last[reason]} == set()
+        last = totals
+
+
+@pytest.mark.parametrize(
+    ("active", "queued", "unrunnable", "updating", "reasons"),
+    [
+        (False, 0, 0, 0, {"no-client-work": 4}),
+        (False, 0, 0, 1, {"graph-update": 4}),
+        (True, 0, 0, 0, {"imbalance": 2, "not-enough-parallelism": 2}),
+        (True, 0, 0, 1, {"imbalance": 2, "graph-update": 2}),
+        (True, 1, 0, 0, {"imbalance": 3, "not-enough-parallelism": 1}),
+        (True, 0, 1, 0, {"no-worker": 1, "imbalance": 2, "not-enough-parallelism": 1}),
+        (True, 0, 3, 0, {"no-worker": 3, "imbalance": 1}),
+        (True, 0, 9, 1, {"no-worker": 4}),
+    ],
+)
+def test_each_free_thread_has_one_reason(
+    active: bool, queued: int, unrunnable: int, updating: int, reasons: dict[str, float]
+) -> None:
+    """Four threads are free at one worker, at another lie two tasks beyond its threads."""
+    idle = IdleTime(0)
+    idle.worker("free", 4, True, 0)
+    idle.worker("paused", -2, False, 0)
+    idle.tasks(active, queued, unrunnable, 0)
+    idle.graphs(updating, 0)
+    assert idle.totals(1) == {**NOTHING, **reasons}
+
+
+def test_workers_that_left_are_not_remembered() -> None:
+    idle = IdleTime(0)
+    for n in range(3):
+        idle.worker(n, 2, True, 0)
+        idle.worker(n, -1, True, 0)
+        idle.worker_left(n, 0)
+    assert idle._spares == {}
