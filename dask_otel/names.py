@@ -83,6 +83,10 @@ TASK_OUTCOMES = (SUCCESS, FAILED, CANCELLED, RESCHEDULED, DISCARDED, LOST)
 BUSY, MISSING = "busy", "missing"
 TRANSFER_OUTCOMES = (SUCCESS, BUSY, MISSING, FAILED, CANCELLED)
 
+# -- values of dask.thread.state, GATHER_DEP among them ------------------------------------------------------------
+EXECUTING, PAUSED, CONSTRAINED, IDLE = "executing", "paused", "constrained", "idle"
+THREAD_STATES = (EXECUTING, PAUSED, CONSTRAINED, GATHER_DEP, IDLE)
+
 # -- values of error.type that are not an exception's class ------------------------------------------------------
 WORKER_LOST, KILLED_WORKER = "worker_lost", "killed_worker"
 #: OpenTelemetry's value for an error of a class that is not known.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from dask_otel import names
@@ -10,7 +10,7 @@ from dask_otel.guard import Guard
 from dask_otel.meter import Meter
 from dask_otel.names import Instrument
 from dask_otel.outlet import Outlet
-from dask_otel.seam.worker_time import WorkerTimeSeam
+from dask_otel.seam.worker_time import Activity, WorkerTimeSeam
 from dask_otel.series import Folding, Measured, by, keyed, measured
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: Prefixes that have series of their own.
 MAX_PREFIXES = 30
-#: Where the prefix stands in `WorkerTimeSeam.activity`'s keys, and the unit.
+#: Where the prefix stands in what `_plain` gives, and the unit.
 _PREFIX, _UNIT = 1, 3
 _OF_UNIT = {
     "seconds": names.ACTIVITY_SECONDS,
@@ -52,8 +52,8 @@ class WorkerMetrics:
             self._seam.uninstall()
 
     def _measured(self) -> Iterator[Measured]:
-        activity, compute = self._seam.activity(), self._seam.compute_time()
-        seconds = {key: value for key, value in activity.items() if key[_UNIT] == "seconds"}
+        activity, compute = _plain(self._seam.activity()), self._seam.compute_time()
+        seconds = {key: value for key, value in activity.items() if key[_PREFIX] and key[_UNIT] == "seconds"}
         self._folding.choose(by(seconds, _PREFIX) | compute)
         yield from self._activities(self._folding.fold(activity, _PREFIX))
         yield self._by_prefix(names.COMPUTE_SECONDS, compute)
@@ -73,3 +73,8 @@ class WorkerMetrics:
 
     def _by_prefix(self, instrument: Instrument, values: dict[str, float]) -> Measured:
         return measured(instrument, self._folding.fold(keyed(values), 0))
+
+
+def _plain(activity: Mapping[Activity, float]) -> dict[tuple[str, ...], float]:
+    """By context, prefix (empty where there is none), label and unit."""
+    return {(of.context, of.prefix or "", of.activity, of.unit): value for of, value in activity.items()}

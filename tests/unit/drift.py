@@ -25,6 +25,7 @@ from tests.unit.drift_run import Seen
 
 SCHEDULER, WORKER, CLIENT = "seam/scheduler.py SchedulerSeam", "seam/worker.py WorkerSeam", "seam/client.py"
 TIME, HANDLERS = "seam/scheduler_time.py SchedulerTimeSeam", "seam/handlers.py HandlerSeam"
+TIME = "seam/worker_time.py WorkerTimeSeam"
 TRANSFERS, ACTORS, ERRORS = "seam/transfers.py TransferSeam", "seam/actors.py", "seam/errors.py"
 
 
@@ -145,6 +146,8 @@ SIGNATURES = [
     Signature(
         f"{WORKER}._wrap_finalize", "distributed:Worker._finalize_metrics", "(self, stim, ledger, span_id)"
     ),
+    Signature(f"{TIME}._wrap_handle_stimulus", "distributed:Worker.handle_stimulus", "(self, *stims)"),
+    Signature(f"{TIME}._wrap_digest_metric", "distributed:Worker.digest_metric", "(self, name, value)"),
     Signature(
         "seam/worker.py _Tee.finalize", "distributed.metrics:DelayedMetricsLedger.finalize", "{coarse_time}"
     ),
@@ -349,7 +352,119 @@ def _is_removed_at_once() -> object:
     return "ws.status = Status.closed" in before or "something that is awaited before"
 
 
+def _changed_in(name: str, *functions: str) -> Callable[[], object]:
+    """Whether these are the functions of a worker's state that put tasks into one of its sets or take them out."""
+
+    def holds() -> object:
+        cls = resolve("distributed.worker_state_machine:WorkerState")
+        changes = (f"self.{name}.{call}(" for call in ("add", "discard", "remove", "clear", "pop", "update"))
+        texts = (f"self.{name} =", *changes)
+        found = {
+            function
+            for function, value in vars(cls).items()
+            if inspect.isfunction(value) and any(text in inspect.getsource(value) for text in texts)
+        }
+        return found == {"__init__", *functions} or f"{sorted(found)}"
+
+    return holds
+
+
+def _no_way_back_to_executing() -> object:
+    table = resolve("distributed.worker_state_machine:WorkerState")._TRANSITIONS_TABLE
+    ways = {start for start, finish in table if finish == "executing"}
+    return ways == {"constrained", "ready"} or f"{ways}"
+
+
+def _ends_are_counted() -> object:
+    source = inspect.getsource(resolve("distributed.worker_state_machine:WorkerState._execute_done_common"))
+    return "self.executed_count += 1" in source
+
+
 STATIC = [
+    Fact(
+        f"{TIME}._recount",
+        "these of a worker's state",
+        _has(
+            "distributed.worker_state_machine:WorkerState",
+            *("executing", "long_running", "executed_count"),
+            *("nthreads", "running", "ready", "constrained", "waiting"),
+        ),
+    ),
+    Fact(f"{TIME}._recount", "every end of a task to be in executed_count", _ends_are_counted),
+    Fact(
+        f"{TIME}._recount",
+        "executing to be changed by the starts, ends and secessions of tasks",
+        _changed_in(
+            "executing",
+            *("_ensure_computing", "_execute_done_common", "_purge_state"),
+            *("_transition_cancelled_or_resumed_long_running", "_transition_executing_long_running"),
+        ),
+    ),
+    Fact(
+        f"{TIME}._recount",
+        "long_running to be changed by the ends and secessions of tasks",
+        _changed_in(
+            "long_running",
+            *("_execute_done_common", "_purge_state"),
+            *("_transition_cancelled_or_resumed_long_running", "_transition_executing_long_running"),
+        ),
+    ),
+    Fact(
+        f"{TIME}._compare",
+        "no way from long-running to executing",
+        _no_way_back_to_executing,
+    ),
+    Fact(
+        f"{TIME}._compare",
+        "the prefix of a worker's task",
+        _has("distributed.worker_state_machine:TaskState", "prefix"),
+    ),
+    Fact(
+        "seam/worker_time.py _fine",
+        "the contexts that have a span's id in their keys",
+        lambda: (
+            resolve("distributed.spans:CONTEXTS_WITH_SPAN_ID") == ("execute", "p2p")
+            or resolve("distributed.spans:CONTEXTS_WITH_SPAN_ID")
+        ),
+    ),
+    Fact(
+        "seam/worker_time.py _activity",
+        "keys (execute, span, prefix, label, unit) and (gather-dep, label, unit)",
+        _says(
+            "distributed.worker_state_machine",
+            *('("execute", span_id, key_split(stim.key))', '("gather-dep",)', "(*activity, label, unit)"),
+        ),
+    ),
+    Fact(
+        "seam/worker_time.py _activity",
+        "keys (get-data, *label, unit)",
+        _says("distributed.core", "(digest_tag, *label, unit)"),
+    ),
+    Fact(
+        "seam/worker_time.py _activity",
+        "keys (memory-monitor, *label, unit)",
+        _says("distributed.worker_memory", '("memory-monitor", *label, unit)'),
+    ),
+    Fact(
+        "seam/worker_time.py _activity",
+        "keys (p2p, span, where, *label, unit)",
+        _says("distributed.shuffle._core", '("p2p", self.span_id, where, *label, unit)'),
+    ),
+    Fact(
+        "seam/worker_time.py _shuffles",
+        "a shuffle to post to its attribute digest_metric",
+        _says("distributed.shuffle._core", "self.digest_metric = digest_metric", "self.digest_metric(name, "),
+    ),
+    Fact(
+        "seam/worker_time.py _shuffles",
+        "the plugin of shuffles on a worker",
+        _says("distributed.shuffle._scheduler_plugin", 'name="shuffle"'),
+    ),
+    Fact(
+        "seam/worker_time.py _shuffles",
+        "the shuffles of a plugin",
+        _says("distributed.shuffle._worker_plugin", "self.shuffle_runs = _Shuff", "self._runs = set()"),
+    ),
     Fact(
         f"{CLIENT} _wrap_call",
         "Client.get to wait by default",
@@ -773,6 +888,15 @@ DYNAMIC = [
                 len(key) == 5 and key[0] == "execute" and key[2:] == ("thread", "mine", "seconds")
                 for key in seen.digests
             )
+            or seen.digests
+        ),
+    ),
+    Fact(
+        "seam/worker_time.py _fine",
+        "the digests' keys to be bare strings or to begin with one of these contexts",
+        lambda seen: (
+            {key[0] for key in seen.digests if not isinstance(key, str)}
+            == {"execute", "gather-dep", "get-data"}
             or seen.digests
         ),
     ),
