@@ -37,6 +37,11 @@ def bad(x: int) -> int:
     raise ValueError(x)
 
 
+def away(x: int) -> int:
+    secede()
+    return x
+
+
 def apart(x: int, folder: str) -> int:
     secede()
     wait_for(Path(folder) / "go")
@@ -56,6 +61,7 @@ def work(traced: Traced) -> None:
     assert client.submit(sum, [moved, moved], key="sum-1", workers=[there]).result() == 2
     failing = client.submit(bad, 1, key="bad-1")
     assert failing.exception()
+    assert client.submit(away, 1, key="away-1").result() == 1
 
 
 def digests(dask_worker: Worker) -> dict[tuple[str, str, str, str], float]:
@@ -151,7 +157,7 @@ def test_a_running_task_is_counted_up_to_now_and_once(traced: Traced, tmp_path: 
                 for name in (names.COMPUTE_SECONDS.name, names.EXECUTING_SECONDS.name)
             )
         )
-    assert all(compute == pytest.approx(executing) for compute, executing in seen)
+    assert all(compute == pytest.approx(executing, abs=0.05) for compute, executing in seen)
     assert seen[0][0] < seen[1][0] < seen[2][0]
     (tmp_path / "go").touch()
     assert future.result() == 1
@@ -183,7 +189,7 @@ def test_a_task_that_seceded_holds_no_slot(traced: Traced, tmp_path: Path) -> No
 def test_the_last_values_of_a_worker_that_closes_arrive(traced: Traced, receiver: Receiver) -> None:
     client = traced.client
     gone, _ = sorted(client.scheduler_info(n_workers=-1)["workers"])
-    instance = client.scheduler_info(n_workers=-1)["workers"][gone]["id"]
+    instance = client.run(lambda dask_worker: dask_worker.id)[gone]
     assert client.submit(metered, 1, key="metered-1", workers=[gone]).result() == 1
     client.retire_workers([gone])
 

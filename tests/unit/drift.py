@@ -25,7 +25,7 @@ from tests.unit.drift_run import Seen
 
 SCHEDULER, WORKER, CLIENT = "seam/scheduler.py SchedulerSeam", "seam/worker.py WorkerSeam", "seam/client.py"
 TIME, HANDLERS = "seam/scheduler_time.py SchedulerTimeSeam", "seam/handlers.py HandlerSeam"
-TIME = "seam/worker_time.py WorkerTimeSeam"
+WORKER_TIME = "seam/worker_time.py WorkerTimeSeam"
 TRANSFERS, ACTORS, ERRORS = "seam/transfers.py TransferSeam", "seam/actors.py", "seam/errors.py"
 
 
@@ -146,8 +146,10 @@ SIGNATURES = [
     Signature(
         f"{WORKER}._wrap_finalize", "distributed:Worker._finalize_metrics", "(self, stim, ledger, span_id)"
     ),
-    Signature(f"{TIME}._wrap_handle_stimulus", "distributed:Worker.handle_stimulus", "(self, *stims)"),
-    Signature(f"{TIME}._wrap_digest_metric", "distributed:Worker.digest_metric", "(self, name, value)"),
+    Signature(f"{WORKER_TIME}._wrap_handle_stimulus", "distributed:Worker.handle_stimulus", "(self, *stims)"),
+    Signature(
+        f"{WORKER_TIME}._wrap_digest_metric", "distributed:Worker.digest_metric", "(self, name, value)"
+    ),
     Signature(
         "seam/worker.py _Tee.finalize", "distributed.metrics:DelayedMetricsLedger.finalize", "{coarse_time}"
     ),
@@ -382,7 +384,7 @@ def _ends_are_counted() -> object:
 
 STATIC = [
     Fact(
-        f"{TIME}._recount",
+        f"{WORKER_TIME}._recount",
         "these of a worker's state",
         _has(
             "distributed.worker_state_machine:WorkerState",
@@ -390,9 +392,9 @@ STATIC = [
             *("nthreads", "running", "ready", "constrained", "waiting"),
         ),
     ),
-    Fact(f"{TIME}._recount", "every end of a task to be in executed_count", _ends_are_counted),
+    Fact(f"{WORKER_TIME}._recount", "every end of a task to be in executed_count", _ends_are_counted),
     Fact(
-        f"{TIME}._recount",
+        f"{WORKER_TIME}._recount",
         "executing to be changed by the starts, ends and secessions of tasks",
         _changed_in(
             "executing",
@@ -401,7 +403,7 @@ STATIC = [
         ),
     ),
     Fact(
-        f"{TIME}._recount",
+        f"{WORKER_TIME}._recount",
         "long_running to be changed by the ends and secessions of tasks",
         _changed_in(
             "long_running",
@@ -410,12 +412,12 @@ STATIC = [
         ),
     ),
     Fact(
-        f"{TIME}._compare",
+        f"{WORKER_TIME}._compare",
         "no way from long-running to executing",
         _no_way_back_to_executing,
     ),
     Fact(
-        f"{TIME}._compare",
+        f"{WORKER_TIME}._compare",
         "the prefix of a worker's task",
         _has("distributed.worker_state_machine:TaskState", "prefix"),
     ),
