@@ -8,6 +8,7 @@ Rules
    the tasks' time, as long as no more tasks run than there are threads.
 3. Totals begin at `install`: threads and tasks from 0, activities from what ``Worker.digests_total`` has.
 4. `install` and `uninstall` are for the event loop; the getters are for any thread.
+5. Between two stimuli nothing changes: a number of threads that is set by hand is seen at the next one.
 """
 
 from __future__ import annotations
@@ -32,8 +33,7 @@ if TYPE_CHECKING:
 #: bare strings like ``latency``, and what users post to the worker under keys of their own.
 _WITH_SPAN = ("execute", "p2p")
 _WITHOUT_SPAN = ("gather-dep", "get-data", "memory-monitor")
-
-
+#: Running, and no tasks that a thread could be free for.
 _NONE_FREE = (True, 0, 0, 0)
 
 

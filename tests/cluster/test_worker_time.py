@@ -29,7 +29,7 @@ from distributed import (
 )
 from distributed.core import Status
 from distributed.metrics import context_meter
-from distributed.worker_state_machine import WorkerState
+from distributed.worker_state_machine import TaskState, WorkerState
 
 import dask_otel
 from dask_otel.guard import Guard
@@ -127,6 +127,10 @@ def gated(gate: str, then: Callable[[], object] | None = None) -> object:
     """Run until the test opens the gate."""
     assert distributed.Event(gate).wait(timeout=DEADLINE)
     return then() if then is not None else None
+
+
+def sum_gated(gate: str) -> object:
+    return gated(gate)
 
 
 async def gated_async() -> None:
@@ -301,6 +305,30 @@ async def test_compute_time_rises_while_a_task_runs_and_is_counted_once_after() 
             ({"gated": 1.5}, {"gated": 1.5}, {}),
             ({"gated": 1.5}, {"gated": 0.0}, {}),
         ]
+
+
+@in_a_loop
+async def test_a_task_that_takes_the_slot_of_another_is_counted_from_then_on() -> None:
+    async with measured() as m:
+        first = m.submit(then_secede, "gate", "seceded", "back", key="then_secede-1")
+        second = m.submit(gated, "second", key="gated-1", priority=-1)
+        third = m.submit(sum_gated, "third", key="sum_gated-1", priority=-2)
+        await until(lambda: len(m.worker.state.ready) == 2)
+        m.clock.now += 1
+        await open_gate(m.client, "gate")
+        await m.running("gated-1")
+        m.clock.now += 2
+        await open_gate(m.client, "second")
+        await m.running("sum_gated-1")
+        m.clock.now += 4
+        assert times(m) == (
+            {"then_secede": 1, "gated": 2, "sum_gated": 4},
+            {"then_secede": 0, "gated": 0, "sum_gated": 4},
+            {"then_secede": 6},
+        )
+        for gate in ("third", "seceded", "back"):
+            await open_gate(m.client, gate)
+        await m.client.gather([first, second, third])
 
 
 @in_a_loop
@@ -586,10 +614,21 @@ async def test_amounts_of_before_are_there_once() -> None:
         assert m.seam.activity()["execute", "metered", "mine", "count"] == 4 * 1.5
 
 
+class Yielding:
+    """A label that lets other threads in whenever a dictionary looks it up."""
+
+    def __hash__(self) -> int:
+        time.sleep(0)
+        return 1
+
+    def __repr__(self) -> str:
+        return "yielding"
+
+
 @in_a_loop
 async def test_amounts_that_threads_post_are_not_lost() -> None:
     async with measured() as m:
-        name, n, at_once = ("p2p", "span", "background-disk", "disk-write", "count"), 2000, 4
+        name, n, at_once = ("p2p", "span", "background-disk", Yielding(), "count"), 200, 4
 
         def post() -> None:
             for _ in range(n):
@@ -601,10 +640,10 @@ async def test_amounts_that_threads_post_are_not_lost() -> None:
         seen = []
         while any(thread.is_alive() for thread in threads):
             post()
-            seen.append(m.seam.activity()["p2p", None, "background-disk.disk-write", "count"])
+            seen.append(m.seam.activity()["p2p", None, "background-disk.yielding", "count"])
         assert seen == sorted(seen)
         whole = n * (at_once + len(seen))
-        assert m.seam.activity() == {("p2p", None, "background-disk.disk-write", "count"): whole}
+        assert m.seam.activity() == {("p2p", None, "background-disk.yielding", "count"): whole}
 
 
 def rechunked() -> Any:
@@ -725,33 +764,65 @@ async def test_a_fault_of_ours_does_not_reach_dask() -> None:
             delattr(m.worker, name)
 
 
-class Failing:
-    """A worker whose state machine fails after it has changed: a real one closes itself then."""
+class Scripted:
+    """A worker to which any change of its state can be told: a real one closes itself when that fails."""
 
     def __init__(self) -> None:
         self.state = WorkerState(nthreads=1)
         self.digests_total: dict[Hashable, float] = {}
         self.plugins: dict[str, Any] = {}
-        self.stims: list[object] = []
 
-    def handle_stimulus(self, *stims: object) -> None:
-        self.stims += stims
-        self.state.nthreads += 1
-        raise RuntimeError("meant")
+    def handle_stimulus(self, *stims: Callable[[WorkerState], object]) -> None:
+        for stim in stims:
+            stim(self.state)
 
     def digest_metric(self, name: Hashable, value: float) -> None:
         raise RuntimeError("meant")
 
 
-def test_a_fault_of_dasks_is_raised_and_what_it_changed_is_counted() -> None:
-    worker, clock = Failing(), Clock()
+def scripted() -> tuple[Scripted, WorkerTimeSeam, Clock]:
+    worker, clock = Scripted(), Clock()
     seam = WorkerTimeSeam(cast(Worker, worker), Guard("mine"), clock)
     seam.install()
+    return worker, seam, clock
+
+
+def test_a_fault_of_dasks_is_raised_and_what_it_changed_is_counted() -> None:
+    worker, seam, clock = scripted()
+
+    def failing(state: WorkerState) -> None:
+        state.nthreads = 2
+        raise RuntimeError("meant")
+
     clock.now += 1
     with pytest.raises(RuntimeError, match="meant"):
-        worker.handle_stimulus("one", "two")
+        worker.handle_stimulus(failing)
     with pytest.raises(RuntimeError, match="meant"):
         worker.digest_metric(("get-data", "network", "seconds"), 1)
     clock.now += 1
-    assert worker.stims == ["one", "two"]
     assert (nonzero(seam.thread_time()), seam.activity()) == ({"idle": 3}, {})
+
+
+def test_a_secession_and_the_end_of_another_in_one_go_are_told_apart() -> None:
+    worker, seam, clock = scripted()
+    first, second = TaskState("first-1"), TaskState("second-1")
+    worker.handle_stimulus(lambda state: state.executing.add(first))
+    worker.handle_stimulus(lambda state: (state.executing.discard(first), state.long_running.add(first)))
+    worker.handle_stimulus(lambda state: state.executing.add(second))
+    clock.now += 1
+
+    def end_the_first(state: WorkerState) -> None:
+        state.long_running.discard(first)
+        state.executed_count += 1
+
+    def secede_the_second(state: WorkerState) -> None:
+        state.executing.discard(second)
+        state.long_running.add(second)
+
+    worker.handle_stimulus(end_the_first, secede_the_second)
+    clock.now += 2
+    assert (seam.compute_time(), seam.executing_time(), seam.seceded_time()) == (
+        {"first": 0, "second": 1},
+        {"first": 0, "second": 0},
+        {"first": 1, "second": 2},
+    )
