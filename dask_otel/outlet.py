@@ -54,6 +54,11 @@ class Outlet:
         self._scopes: dict[InstrumentationScope | None, Emitter] = {}
         self._provider: TracerProvider | None = None
 
+    def refresh(self) -> None:
+        """More is known of the resource."""
+        self._emitter = self._source = None
+        self._scopes.clear()
+
     @property
     def sampler(self) -> sampling.RootSampler:
         """The application's provider's, where there is one; else that of the settings."""

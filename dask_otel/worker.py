@@ -81,7 +81,11 @@ class WorkerTelemetry:
         self.settings = settings
         self._asked_here = asked_here
         self.guard = Guard(f"worker {worker.address}")
-        self.outlet = Outlet(settings, "worker", worker.id, lambda: _resource(worker))
+        self._cluster_id: str | None = None
+        self._asking: asyncio.Task[None] | None = None
+        self.outlet = Outlet(
+            settings, "worker", worker.id, lambda: {names.CLUSTER_ID: self._cluster_id, **_resource(worker)}
+        )
         self.seam = WorkerSeam(worker, self, self.guard)
         self._address = worker.address
         self._name = str(worker.name)
@@ -106,6 +110,7 @@ class WorkerTelemetry:
         self.seam.install()
         self.metrics.start()
         self.seam.tell_scheduler({"hello": __version__})
+        self._asking = self._loop.create_task(self._learn_cluster())
 
     def stop(self) -> None:
         """Report no more; what was recorded is still to be sent."""
@@ -155,6 +160,17 @@ class WorkerTelemetry:
             self.outlet.set_global_provider()
         self.sending = self.outlet.sending
         self.outlet.explain(loud=self._asked_here)
+        if self._cluster_id is None:  # It had no dask-otel when this worker came.
+            self._asking = self._loop.create_task(self._learn_cluster())
+
+    async def _learn_cluster(self) -> None:
+        """Whose cluster this is, which the resource says from then on."""
+        try:
+            self._cluster_id = (await self.seam.scheduler_says()).get("id")
+        except Exception as fault:  # The scheduler is not there yet, or no longer
+            logger.debug("The scheduler was not asked: %s", fault)
+        if self._cluster_id is not None:
+            self.outlet.refresh()
 
     def untraced(self) -> None:
         """A task came without a context: is the scheduler without us?"""
@@ -165,7 +181,7 @@ class WorkerTelemetry:
 
     async def _ask_scheduler(self) -> None:
         try:
-            if await self.seam.scheduler_version() is None:
+            if not await self.seam.scheduler_says():
                 process.say_once(
                     "The scheduler at %s does not run dask-otel: tasks have no spans. Start it with --preload dask_otel, "
                     "or call dask_otel.enable(client).",
@@ -373,5 +389,4 @@ def _resource(worker: Worker) -> dict[str, Any]:
     return {
         names.WORKER_NAME: str(worker.name),
         names.WORKER_ADDRESS: worker.address,
-        names.CLUSTER_ID: getattr(worker, "_otel_cluster_id", None),
     }

@@ -16,7 +16,7 @@ from typing import Any
 ANNOTATION = "otel"
 #: The topic of what workers tell the scheduler by Dask's own ``log-event``.
 TOPIC = "dask-otel"
-#: The topic whose last event says which version the scheduler runs: workers and clients ask by Dask's own ``events``.
+#: The topic whose last event says which version the scheduler runs, and its id: workers and clients ask by Dask's own ``events``.
 HERE = "dask-otel-version"
 #: Key of `Worker.metrics`, and so of `WorkerState.metrics` on the scheduler, where a worker runs dask-otel.
 METRIC = "dask-otel"
@@ -97,12 +97,12 @@ class Wraps:
             self._undo.pop()()
 
 
-def last_version(events: Any) -> object:
-    """What the events of `HERE` say: ``None`` where there are none.
+def last_said(events: Any) -> dict[str, Any]:
+    """What the last event of `HERE` says: nothing where there is none.
 
     Examples
     --------
-    >>> last_version(((1.0, {"version": "0.1.0"}),)), last_version(())
-    ('0.1.0', None)
+    >>> last_said(((1.0, {"version": "0.1.0"}),)), last_said(())
+    ({'version': '0.1.0'}, {})
     """
-    return events[-1][1].get("version") if events else None
+    return dict(events[-1][1]) if events else {}

@@ -22,7 +22,7 @@ from opentelemetry.context import attach, create_key, detach, get_value, set_val
 from dask_otel import names
 from dask_otel.guard import Guard
 from dask_otel.records import CLIENT, PRODUCER
-from dask_otel.seam import ANNOTATION, HERE, Wraps, actors, last_version
+from dask_otel.seam import ANNOTATION, HERE, Wraps, actors, last_said
 
 #: Which call we are in. In OpenTelemetry's context, since each task starts with a context of its own: a task that
 #: waits in a call secedes there, and what its worker starts next would find itself in that call.
@@ -89,7 +89,7 @@ def cluster_id(client: Client) -> str | None:
 async def scheduler_version(client: Client) -> object:
     """The version of dask-otel that the client's scheduler runs; ``None`` if it does not."""
     scheduler: Any = client.scheduler
-    return last_version(await scheduler.events(topic=HERE))
+    return last_said(await scheduler.events(topic=HERE)).get("version")
 
 
 def scheduler_address(client: Client) -> str:

@@ -82,7 +82,7 @@ class SchedulerSeam:
     def install(self) -> None:
         """Wrap the scheduler's methods, and tell whoever asks that we are here."""
         scheduler = self._scheduler
-        scheduler.log_event(HERE, {"version": __version__})
+        scheduler.log_event(HERE, {"version": __version__, "id": scheduler.id})
         handlers = scheduler.stream_handlers
         self._wraps.entry(handlers, "update-graph", self._wrap_update_graph(handlers["update-graph"]))
         self._wraps.entry(handlers, "task-erred", self._wrap_task_erred(handlers["task-erred"]))

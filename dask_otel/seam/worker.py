@@ -24,7 +24,7 @@ from opentelemetry.context import Context, attach, detach
 
 from dask_otel import clock, names
 from dask_otel.guard import Guard
-from dask_otel.seam import ANNOTATION, HERE, METRIC, TOPIC, Wraps, actors, errors, last_version
+from dask_otel.seam import ANNOTATION, HERE, METRIC, TOPIC, Wraps, actors, errors, last_said
 from dask_otel.seam.run import Ended, Posts, Run
 from dask_otel.seam.transfers import Listener as TransferListener
 from dask_otel.seam.transfers import TransferSeam
@@ -113,9 +113,9 @@ class WorkerSeam:
         """Send a message to the scheduler's dask-otel; lost without a trace where there is none."""
         self._worker.log_event(TOPIC, message)
 
-    async def scheduler_version(self) -> object:
-        """The version of dask-otel that the scheduler runs; ``None`` if it does not."""
-        return last_version(await self._worker.scheduler.events(topic=HERE))
+    async def scheduler_says(self) -> dict[str, Any]:
+        """The ``version`` of dask-otel that the scheduler runs, and its ``id``; nothing if it does not."""
+        return last_said(await self._worker.scheduler.events(topic=HERE))
 
     @property
     def scheduler_address(self) -> str:

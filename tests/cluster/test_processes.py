@@ -97,6 +97,11 @@ def received(exported: InMemorySpanExporter) -> list[Received]:
     return [Received(dict(resource), (scope.name, scope.version), span) for resource, scope, span in spans]
 
 
+def spans_requested(receiver: Receiver) -> list[Request]:
+    """The requests that were for spans."""
+    return [request for request in receiver.requests() if request.path == "/v1/traces"]
+
+
 def ours(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What dask-otel has said in this process."""
     return [
@@ -275,7 +280,7 @@ def test_a_sampler_that_says_no_sends_nothing_and_says_nothing(
     with traced_cluster(receiver, n_workers=1, processes=False, silence_logs=False) as traced:
         compute()
         assert traced.spans() == []
-    assert receiver.requests() == []
+    assert spans_requested(receiver) == []
     assert ours(caplog) == []
 
 
@@ -288,7 +293,7 @@ def test_the_sampler_of_the_application_s_provider_is_asked(
         compute()
         assert traced.client.submit(neg, 2).result() == -2
         assert traced.spans() == []
-    assert (received(exported), receiver.requests(), ours(caplog)) == ([], [], [])
+    assert (received(exported), spans_requested(receiver), ours(caplog)) == ([], [], [])
 
 
 # -- what stands in the environment --------------------------------------------------------------------------------
@@ -406,6 +411,17 @@ def test_each_wrong_setting_is_told_in_one_sentence_a_process_and_everything_wor
 
 
 # -- several servers in a process, several processes of a worker ---------------------------------------------------
+
+
+def test_every_server_says_whose_cluster_it_is_of(receiver: Receiver, started: Commands) -> None:
+    started.scheduler(*PRELOAD)
+    started.worker(*PRELOAD)
+    with started.client(1) as client:
+        cluster = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.id)
+        compute()
+        assert dask_otel.flush(client, DEADLINE)
+    told = {(r.resource[names.ROLE], r.resource.get(names.CLUSTER_ID)) for r in receiver.spans()}
+    assert told == {("scheduler", cluster), ("worker", cluster)}
 
 
 def test_two_workers_of_one_process_are_told_apart(receiver: Receiver) -> None:

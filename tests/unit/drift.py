@@ -141,7 +141,7 @@ SIGNATURES = [
     Signature(f"{SCHEDULER}.event", "distributed.broker:Broker.truncate", "(self, topic)"),
     Signature(f"{SCHEDULER}.install", "distributed:Scheduler.log_event", "(self, topic, msg)"),
     Signature(f"{WORKER}.tell_scheduler", "distributed:Worker.log_event", "(self, topic, msg)"),
-    Signature(f"{WORKER}.scheduler_version", "distributed:Scheduler.get_events", "{topic}"),
+    Signature(f"{WORKER}.scheduler_says", "distributed:Scheduler.get_events", "{topic}"),
     Signature(f"{WORKER}._wrap_execute", "distributed:Worker.execute", "(self, key, *, stimulus_id)"),
     Signature(
         f"{WORKER}._wrap_finalize", "distributed:Worker._finalize_metrics", "(self, stim, ledger, span_id)"
@@ -711,7 +711,7 @@ STATIC = [
         _says("distributed.preloading", "for preload in self._preloads"),
     ),
     Fact(
-        f"{WORKER}.scheduler_version",
+        f"{WORKER}.scheduler_says",
         "the scheduler's operation `events`",
         _says("distributed.scheduler", '"events": self.get_events'),
     ),
