@@ -43,20 +43,20 @@ class Meter:
         self._began = time.time()
         self._schedule()
 
-    def export(self) -> None:
+    def export(self, last: bool = False) -> None:
         """Hand in what there is now."""
         if self._next is None:
             return
         try:
             settings = self._outlet.settings
-            batch = Batch(self._outlet.source, self._began, time.time(), self._collect())
+            batch = Batch(self._outlet.source, self._began, time.time(), self._collect(), last)
             metric_exporter_for(settings).submit(batch)
         except Exception:
             self._guard.fault("metrics")
 
     def stop(self) -> None:
         """Hand in the last values; no more after them."""
-        self.export()
+        self.export(last=True)
         if self._next is not None:
             self._next.cancel()
             self._next = None

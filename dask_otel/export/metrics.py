@@ -9,7 +9,8 @@ Rules
    not taken is in the next difference.
 4. Nothing is sent again: the next totals hold it. What was not sent is said once a minute; to a receiver that takes
    no metrics nothing more is sent.
-5. `close` returns within its timeout. In a forked child nothing is sent.
+5. A server that goes ends what may fall by points without a value: backends would show the last one for ever.
+6. `close` returns within its timeout. In a forked child nothing is sent.
 """
 
 from __future__ import annotations
@@ -53,12 +54,13 @@ _exporters: WeakSet[MetricExporter] = WeakSet()
 
 
 class Batch(NamedTuple):
-    """What one server measured until ``now``, having begun at ``start`` (s since the epoch)."""
+    """What one server measured until ``now``, having begun at ``start`` (s since the epoch); ``last`` if it goes."""
 
     source: Source
     start: float
     now: float
     measured: Sequence[Measured]
+    last: bool = False
 
 
 class _Series:
@@ -177,6 +179,8 @@ class MetricExporter:
             self.lost += points
         if outcome.fate != RETRY and totals:
             series.taken, series.taken_at = totals, batch.now
+        if batch.last:
+            self._series.pop(batch.source, None)
         if outcome.fate != DELIVERED or outcome.reason:
             lost = outcome.rejected if outcome.fate == DELIVERED else points
             self._complaints.lost(
@@ -240,15 +244,20 @@ def encode(
             start = series.began.setdefault(key, before)
             if new and before < batch.now:
                 _point(metric.sum, pairs, start, start, type(value)(0))
-            _point(metric.sum, pairs, start, batch.now, value)
+            ended = batch.last and instrument.kind != COUNTER
+            _point(metric.sum, pairs, start, batch.now, None if ended else value)
     series.before = batch.now
     return request.SerializeToString(), totals
 
 
-def _point(into: metrics_pb2.Sum, pairs: list[KeyValue], start: float, now: float, value: float) -> None:
+def _point(
+    into: metrics_pb2.Sum, pairs: list[KeyValue], start: float, now: float, value: float | None
+) -> None:
     point = into.data_points.add(start_time_unix_nano=int(start * _NS), time_unix_nano=int(now * _NS))
     point.attributes.extend(pairs)
-    if type(value) is int:
+    if value is None:
+        point.flags = metrics_pb2.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
+    elif isinstance(value, int):
         point.as_int = value
     else:
         point.as_double = value

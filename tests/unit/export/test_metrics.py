@@ -121,6 +121,23 @@ def test_differences_hold_what_a_receiver_has_not_taken(exporter: Any) -> None:
         assert one.lost == 2
 
 
+def test_a_server_that_goes_ends_what_may_fall_and_is_forgotten(exporter: Any) -> None:
+    with http_receiver() as receiver:
+        one = exporter(receiver.url)
+        values = seconds(inc=1.0), measured(RUNNING, {("inc",): 3.5})
+        one.submit(batch(110.0, *values))
+        one.submit(batch(120.0, *values)._replace(last=True))
+        assert one.flush(10)
+        request = ExportMetricsServiceRequest.FromString(receiver.requests[-1].unzipped)
+    found = [
+        (metric.name, point.flags, point.WhichOneof("value"))
+        for metric in request.resource_metrics[0].scope_metrics[0].metrics
+        for point in metric.sum.data_points
+    ]
+    assert found == [("work.time", 0, "as_double"), ("running.time", 1, None)]
+    assert one._series == {}
+
+
 def test_a_receiver_that_takes_no_metrics_is_said_once_and_left_alone(
     exporter: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
