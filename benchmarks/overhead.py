@@ -117,7 +117,10 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--traces-only", action="store_true", help="without metrics")
     arguments = parser.parse_args()
+    if arguments.traces_only:
+        os.environ["OTEL_METRICS_EXPORTER"] = "none"
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         sink = stack.enter_context(process("-c", SINK))
