@@ -256,7 +256,8 @@ def close(timeout: float) -> bool:
     with _lock:
         pipelines = list(_pipelines.values())
         _pipelines.clear()
-    return all([pipeline.close(timeout) for pipeline in pipelines])
+    until = time.monotonic() + timeout
+    return all([pipeline.close(max(_HURRY, until - time.monotonic())) for pipeline in pipelines])
 
 
 #: Flags of an id that we made: the random bit says that it can be sampled by.

@@ -167,7 +167,7 @@ class HttpSender:
 
     def _spoken(self, error: Exception) -> str:
         """What one that hangs up, or answers what is no HTTP, and never did otherwise, may be."""
-        if self._answered or isinstance(error, TimeoutError):
+        if self._answered or self._closed or isinstance(error, TimeoutError):
             return ""
         return " (a gRPC port does so too: if it is one, set OTEL_EXPORTER_OTLP_PROTOCOL=grpc)"
 

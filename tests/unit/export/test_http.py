@@ -372,6 +372,7 @@ def test_closing_ends_a_send_that_waits_for_an_answer(sender: Any) -> None:
         one = sender(receiver.url, timeout=30.0)
         outcome, seconds = closing(one, lambda: receiver.requests)
     assert (outcome.fate, seconds < 0.5) == (UNKNOWN, True)
+    assert not outcome.reason.endswith(GRPC_HINT)
 
 
 def test_closing_ends_a_send_that_still_makes_its_tls_connection(sender: Any) -> None:
