@@ -10,13 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from dask_otel.export.metrics import Batch
 from dask_otel.guard import Guard
 from dask_otel.outlet import Outlet
 from dask_otel.process import metric_exporter_for
 from dask_otel.series import Measured
+
+
+class Counting(Protocol):
+    """What counts on a server."""
+
+    def install(self) -> None: ...
+
+    def uninstall(self) -> None: ...
 
 
 class Meter:
@@ -26,30 +35,42 @@ class Meter:
     ----------
     outlet:
         The server's: whose resource they bear and by whose settings they go.
+    seam:
+        Counts while it is installed.
     collect:
         Gives the points at this moment.
     """
 
-    def __init__(self, outlet: Outlet, collect: Callable[[], Sequence[Measured]], guard: Guard) -> None:
+    def __init__(
+        self, outlet: Outlet, seam: Counting, collect: Callable[[], Iterable[Measured]], guard: Guard
+    ) -> None:
         self._outlet = outlet
+        self._seam = seam
         self._collect = collect
         self._guard = guard
         self._loop = asyncio.get_running_loop()
         self._next: asyncio.TimerHandle | None = None
         self._began = 0.0
 
+    @property
+    def on(self) -> bool:
+        """Whether it counts and exports."""
+        return self._next is not None
+
     def start(self) -> None:
-        """Export from now on."""
-        self._began = time.time()
-        self._schedule()
+        """Count and export from now on, if metrics are to be exported."""
+        if self._outlet.settings.exporting_metrics and not self.on:
+            self._seam.install()
+            self._began = time.time()
+            self._schedule()
 
     def export(self, last: bool = False) -> None:
         """Hand in what there is now."""
-        if self._next is None:
+        if not self.on:
             return
         try:
             settings = self._outlet.settings
-            batch = Batch(self._outlet.source, self._began, time.time(), self._collect(), last)
+            batch = Batch(self._outlet.source, self._began, time.time(), list(self._collect()), last)
             metric_exporter_for(settings).submit(batch)
         except Exception:
             self._guard.fault("metrics")
@@ -60,6 +81,7 @@ class Meter:
         if self._next is not None:
             self._next.cancel()
             self._next = None
+            self._seam.uninstall()
 
     def _schedule(self) -> None:
         self._next = self._loop.call_later(self._outlet.settings.metrics.interval, self._tick)

@@ -71,9 +71,9 @@ class SchedulerTelemetry:
     def use(self, settings: Settings) -> None:
         """Go on by other settings, from the next graph on."""
         self.settings = settings
-        self.metrics.stop()
+        self.metrics.meter.stop()
         self.outlet.use(settings)
-        self.metrics.start()
+        self.metrics.meter.start()
         self.model.max_age = settings.max_age
         self._first = True
 
@@ -289,7 +289,7 @@ class SchedulerOtel(SchedulerPlugin):
         assert self._scheduler is not None
         telemetry = SchedulerTelemetry(self._scheduler, settings)
         telemetry.seam.install()
-        telemetry.metrics.start()
+        telemetry.metrics.meter.start()
         return telemetry
 
     def __reduce__(self) -> tuple[type[SchedulerOtel], tuple[Settings | None, bool]]:
@@ -310,7 +310,7 @@ class SchedulerOtel(SchedulerPlugin):
         if telemetry is not None:
             try:
                 telemetry.seam.transition(key, start, finish, stimulus_id)
-                if telemetry.metrics.on:
+                if telemetry.metrics.meter.on:
                     telemetry.metrics.seam.transition(key, start, finish)
             except Exception:
                 telemetry.guard.fault("transition")
@@ -339,7 +339,7 @@ class SchedulerOtel(SchedulerPlugin):
         telemetry = schedulers.leave(self._scheduler, self) if self._scheduler is not None else None
         if telemetry is not None:
             telemetry.stop(names.CLOSED)
-            telemetry.metrics.stop()
+            telemetry.metrics.meter.stop()
             telemetry.seam.uninstall()
             await process.farewell()
 

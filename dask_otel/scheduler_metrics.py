@@ -20,25 +20,9 @@ class SchedulerMetrics:
     """The metrics of one scheduler; ``active`` gives how many computations are not settled."""
 
     def __init__(self, scheduler: Scheduler, outlet: Outlet, guard: Guard, active: Callable[[], int]) -> None:
-        self._outlet = outlet
         self._active = active
         self.seam = SchedulerTimeSeam(scheduler, guard)
-        self.meter = Meter(outlet, lambda: list(self._measured()), guard)
-        self.on = False
-
-    def start(self) -> None:
-        """Count and export from now on, if metrics are to be exported."""
-        if self._outlet.settings.exporting_metrics and not self.on:
-            self.on = True
-            self.seam.install()
-            self.meter.start()
-
-    def stop(self) -> None:
-        """Hand in the last values."""
-        if self.on:
-            self.on = False
-            self.meter.stop()
-            self.seam.uninstall()
+        self.meter = Meter(outlet, self.seam, self._measured, guard)
 
     def _measured(self) -> Iterator[Measured]:
         yield measured(names.IDLE_SECONDS, keyed(self.seam.idle_time()))

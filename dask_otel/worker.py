@@ -108,14 +108,14 @@ class WorkerTelemetry:
             process.deliver_at_sigterm()
         client_seam.listen_everywhere(self._task_clients)
         self.seam.install()
-        self.metrics.start()
+        self.metrics.meter.start()
         self.seam.tell_scheduler({"hello": __version__})
         self._asking = self._loop.create_task(self._learn_cluster())
 
     def stop(self) -> None:
         """Report no more; what was recorded is still to be sent."""
         self.flush_sums()
-        self.metrics.stop()
+        self.metrics.meter.stop()
         self.seam.uninstall()
         self.seam.tell_scheduler({"hello": None})
         client_seam.forget_everywhere(self._task_clients)
@@ -124,9 +124,9 @@ class WorkerTelemetry:
     def use(self, settings: Settings) -> None:
         """Go on by other settings, from the next task on."""
         self.settings = self._task_clients.settings = settings
-        self.metrics.stop()
+        self.metrics.meter.stop()
         self.outlet.use(settings)
-        self.metrics.start()
+        self.metrics.meter.start()
         self._first = True
 
     # -- tasks ------------------------------------------------------------------------------------------------

@@ -31,25 +31,9 @@ class WorkerMetrics:
     """The metrics of one worker."""
 
     def __init__(self, worker: Worker, outlet: Outlet, guard: Guard) -> None:
-        self._outlet = outlet
         self._seam = WorkerTimeSeam(worker, guard)
         self._folding = Folding(MAX_PREFIXES)
-        self.meter = Meter(outlet, lambda: list(self._measured()), guard)
-        self._on = False
-
-    def start(self) -> None:
-        """Count and export from now on, if metrics are to be exported."""
-        if self._outlet.settings.exporting_metrics and not self._on:
-            self._on = True
-            self._seam.install()
-            self.meter.start()
-
-    def stop(self) -> None:
-        """Hand in the last values."""
-        if self._on:
-            self._on = False
-            self.meter.stop()
-            self._seam.uninstall()
+        self.meter = Meter(outlet, self._seam, self._measured, guard)
 
     def _measured(self) -> Iterator[Measured]:
         activity, compute = _plain(self._seam.activity()), self._seam.compute_time()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
+
+from dask_otel import process
 
 VARIABLES = {
     "collector_http": "DASK_OTEL_TEST_COLLECTOR_HTTP",
@@ -45,3 +48,13 @@ jaeger_api = backend_fixture("jaeger_api")
 prometheus = backend_fixture("prometheus")
 otelcol = backend_fixture("otelcol")
 jaeger_binary = backend_fixture("jaeger_binary")
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """No variable of OpenTelemetry's or ours; what a test has is sent and closed at its end."""
+    for name in list(os.environ):
+        if name.startswith(("OTEL_", "DASK_OTEL__")):
+            monkeypatch.delenv(name)
+    yield monkeypatch
+    process.close(1.5)

@@ -7,8 +7,6 @@ that users copy, and the tree as Jaeger's API returns it.
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 
@@ -19,7 +17,7 @@ from distributed.metrics import context_meter
 from opentelemetry import trace as otel_trace
 
 import dask_otel
-from dask_otel import names, process
+from dask_otel import names
 
 from .jaeger import Span, wait_for_trace
 
@@ -45,15 +43,6 @@ def add(*xs: int) -> int:
 
 def nested(x: int) -> int:
     return int(get_client().submit(load, x, pure=False).result())
-
-
-@pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    for name in list(os.environ):
-        if name.startswith(("OTEL_", "DASK_OTEL__")):
-            monkeypatch.delenv(name)
-    yield monkeypatch
-    process.close(1.5)
 
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 
 import pytest
 from distributed import Client, LocalCluster, Worker
 from distributed.metrics import context_meter
 
 import dask_otel
-from dask_otel import process
 
 
 def metered(x: int) -> int:
@@ -26,15 +23,6 @@ def metered(x: int) -> int:
 
 def rows(dask_worker: Worker) -> float:
     return sum(v for k, v in dask_worker.digests_total.items() if isinstance(k, tuple) and k[-1] == "rows")
-
-
-@pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    for name in list(os.environ):
-        if name.startswith(("OTEL_", "DASK_OTEL__")):
-            monkeypatch.delenv(name)
-    yield monkeypatch
-    process.close(1.5)
 
 
 def ask(query: str, url: str) -> dict[tuple[str, ...], float]:
