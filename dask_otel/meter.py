@@ -9,6 +9,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -16,7 +17,7 @@ from typing import Protocol
 from dask_otel.export.metrics import Batch
 from dask_otel.guard import Guard
 from dask_otel.outlet import Outlet
-from dask_otel.process import metric_exporter_for
+from dask_otel.process import metric_exporter_for, say_once
 from dask_otel.series import Measured
 
 
@@ -59,10 +60,22 @@ class Meter:
 
     def start(self) -> None:
         """Count and export from now on, if metrics are to be exported."""
-        if self._outlet.settings.exporting_metrics and not self.on:
+        settings = self._outlet.settings
+        if not settings.exporting_metrics or self.on:
+            return
+        if "otlp" not in settings.metrics.exporters:
+            say_once(
+                "OTEL_METRICS_EXPORTER is %s; dask-otel sends metrics over OTLP only: set it to otlp, or to none.",
+                ",".join(settings.metrics.exporters),
+                level=logging.WARNING,
+            )
+            return
+        try:
             self._seam.install()
             self._began = time.time()
             self._schedule()
+        except Exception:
+            self._guard.fault("metrics")
 
     def export(self, last: bool = False) -> None:
         """Hand in what there is now."""

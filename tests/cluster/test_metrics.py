@@ -203,7 +203,12 @@ def test_the_last_values_of_a_worker_that_closes_arrive(traced: Traced, receiver
 
 
 @pytest.mark.parametrize(
-    "said", [{"OTEL_METRICS_EXPORTER": "none"}, {"DASK_OTEL__METRICS__ENABLED": "false"}]
+    "said",
+    [
+        {"OTEL_METRICS_EXPORTER": "none"},
+        {"OTEL_METRICS_EXPORTER": "console"},
+        {"DASK_OTEL__METRICS__ENABLED": "false"},
+    ],
 )
 def test_metrics_can_be_turned_off(
     traced_cluster_of: Any, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, said: dict[str, str]
