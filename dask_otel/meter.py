@@ -4,6 +4,7 @@ Rules
 -----
 1. A server that exports no metrics measures and schedules nothing.
 2. What is handed in last, when the server goes, holds its last values.
+3. A receiver that takes no metrics ends the counting.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from dask_otel.export.metrics import Batch
+from dask_otel.export.metric_bodies import Batch
 from dask_otel.guard import Guard
 from dask_otel.outlet import Outlet
 from dask_otel.process import metric_exporter_for, say_once
@@ -100,5 +101,9 @@ class Meter:
         self._next = self._loop.call_later(self._outlet.settings.metrics.interval, self._tick)
 
     def _tick(self) -> None:
+        if metric_exporter_for(self._outlet.settings).refused:
+            self._next = None
+            self._seam.uninstall()
+            return
         self.export()
         self._schedule()

@@ -2,7 +2,8 @@
 
 Rules
 -----
-1. A name is spelled here and nowhere else in the package; the reference page is generated from this module.
+1. A name is spelled here and nowhere else in the package (metrics: `instruments`); the reference page is generated from
+   these modules.
 2. Standard library only.
 3. A name that has been released is never given another meaning.
 
@@ -31,29 +32,6 @@ ATTRIBUTES: list[Attribute] = []
 def _attribute(key: str, type: str, on: str, brief: str) -> str:
     ATTRIBUTES.append(Attribute(key, type, on, brief))
     return key
-
-
-class Instrument(NamedTuple):
-    """A metric: its name, OpenTelemetry's kind, its unit, who has it, the keys of its attributes."""
-
-    name: str
-    kind: str
-    unit: str
-    on: str
-    attributes: tuple[str, ...]
-    brief: str
-
-
-#: In the order of the reference page.
-INSTRUMENTS: list[Instrument] = []
-COUNTER, UP_DOWN_COUNTER = "counter", "up-down counter"
-
-
-def _instrument(
-    name: str, kind: str, unit: str, on: str, attributes: tuple[str, ...], brief: str
-) -> Instrument:
-    INSTRUMENTS.append(Instrument(name, kind, unit, on, attributes, brief))
-    return INSTRUMENTS[-1]
 
 
 SCOPE = "dask_otel"
@@ -286,86 +264,3 @@ NOT_ENOUGH_PARALLELISM, IMBALANCE, NO_WORKER = "not-enough-parallelism", "imbala
 
 # -- values of dask.op that are not a message's operation --------------------------------------------------------
 LOOP_IDLE, LOOP_OTHER = "idle", "other"
-
-# -- metrics -----------------------------------------------------------------------------------------------------
-METERING_CONTEXT = "dask.metering.context"
-UNIT = "dask.unit"
-THREAD_STATE = "dask.thread.state"
-IDLE_REASON = "dask.idle.reason"
-DASK_OP = "dask.op"
-_BY_ACTIVITY = (METERING_CONTEXT, TASK_PREFIX, ACTIVITY_NAME)
-_ON_WORKER, _ON_SCHEDULER = "worker", "scheduler"
-
-ACTIVITY_SECONDS = _instrument(
-    "dask.worker.activity.time", COUNTER, "s", _ON_WORKER, _BY_ACTIVITY, "Seconds metered by Dask and by you."
-)
-ACTIVITY_BYTES = _instrument(
-    "dask.worker.activity.size", COUNTER, "By", _ON_WORKER, _BY_ACTIVITY, "Bytes metered."
-)
-ACTIVITY_OPERATIONS = _instrument(
-    "dask.worker.activity.operations", COUNTER, "{operation}", _ON_WORKER, _BY_ACTIVITY, "Counts metered."
-)
-ACTIVITY_AMOUNT_OF = _instrument(
-    "dask.worker.activity.amount",
-    COUNTER,
-    "1",
-    _ON_WORKER,
-    (*_BY_ACTIVITY, UNIT),
-    "What your code meters in a unit of its own.",
-)
-COMPUTE_SECONDS = _instrument(
-    "dask.worker.compute.time",
-    COUNTER,
-    "s",
-    _ON_WORKER,
-    (TASK_PREFIX,),
-    "Seconds that tasks have held a slot, running tasks included up to now.",
-)
-EXECUTING_SECONDS = _instrument(
-    "dask.worker.executing.time",
-    UP_DOWN_COUNTER,
-    "s",
-    _ON_WORKER,
-    (TASK_PREFIX,),
-    "Seconds since the start of the tasks that are running now.",
-)
-THREAD_SECONDS = _instrument(
-    "dask.worker.thread.time",
-    COUNTER,
-    "s",
-    _ON_WORKER,
-    (THREAD_STATE,),
-    "Thread-seconds by state: `executing`, `paused`, `constrained`, `gather-dep`, `idle`; their sum is threads × uptime.",
-)
-SECEDED_SECONDS = _instrument(
-    "dask.worker.seceded.time",
-    COUNTER,
-    "s",
-    _ON_WORKER,
-    (TASK_PREFIX,),
-    "Seconds of tasks since they have seceded.",
-)
-IDLE_SECONDS = _instrument(
-    "dask.scheduler.idle.time",
-    COUNTER,
-    "s",
-    _ON_SCHEDULER,
-    (IDLE_REASON,),
-    "Thread-seconds without a task: `no-client-work`, `graph-update`, `not-enough-parallelism`, `imbalance`, `no-worker`.",
-)
-HANDLER_SECONDS = _instrument(
-    "dask.scheduler.handler.time",
-    COUNTER,
-    "s",
-    _ON_SCHEDULER,
-    (DASK_OP,),
-    "Seconds of the event loop by message handler, exclusive of one another, with `idle` and `other`.",
-)
-ACTIVE_COMPUTATIONS = _instrument(
-    "dask.scheduler.computation.active",
-    UP_DOWN_COUNTER,
-    "{computation}",
-    _ON_SCHEDULER,
-    (),
-    "Computations that are not settled.",
-)

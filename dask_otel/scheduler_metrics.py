@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from dask_otel import names
+from dask_otel import instruments
 from dask_otel.guard import Guard
 from dask_otel.meter import Meter
 from dask_otel.outlet import Outlet
@@ -25,6 +25,6 @@ class SchedulerMetrics:
         self.meter = Meter(outlet, self.seam, self._measured, guard)
 
     def _measured(self) -> Iterator[Measured]:
-        yield measured(names.IDLE_SECONDS, keyed(self.seam.idle_time()))
-        yield measured(names.HANDLER_SECONDS, keyed(self.seam.handler_time()))
-        yield measured(names.ACTIVE_COMPUTATIONS, {(): self._active()})
+        yield measured(instruments.IDLE_SECONDS, keyed(self.seam.idle_time()))
+        yield measured(instruments.HANDLER_SECONDS, keyed(self.seam.handler_time()))
+        yield measured(instruments.ACTIVE_COMPUTATIONS, {(): self._active()})

@@ -13,7 +13,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from dask_otel.names import Instrument
+from dask_otel.distributions import Histogram
+from dask_otel.instruments import Instrument
 from dask_otel.records import Attributes
 
 #: What stands for all prefixes that are not given out themselves.
@@ -21,10 +22,10 @@ OTHER = "other"
 
 
 class Point(NamedTuple):
-    """A value and what it is of."""
+    """A value and what it is of: the total of a counter, the value of a gauge, the distribution of a histogram."""
 
     attributes: Attributes
-    value: float
+    value: float | Histogram
 
 
 class Measured(NamedTuple):
@@ -34,12 +35,12 @@ class Measured(NamedTuple):
     points: Sequence[Point]
 
 
-def measured(instrument: Instrument, values: Mapping[tuple[str, ...], float]) -> Measured:
+def measured(instrument: Instrument, values: Mapping[tuple[str, ...], float | Histogram]) -> Measured:
     """Points by the values of the instrument's attributes, in their order; an empty value is left out.
 
     Examples
     --------
-    >>> from dask_otel.names import SECEDED_SECONDS
+    >>> from dask_otel.instruments import SECEDED_SECONDS
     >>> measured(SECEDED_SECONDS, {("inc",): 1.5}).points
     [Point(attributes=(('dask.task.prefix', 'inc'),), value=1.5)]
     """

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from dask_otel import names
+from dask_otel import instruments
 from dask_otel.guard import Guard
+from dask_otel.instruments import Instrument
 from dask_otel.meter import Meter
-from dask_otel.names import Instrument
 from dask_otel.outlet import Outlet
 from dask_otel.seam.worker_time import Activity, WorkerTimeSeam
 from dask_otel.series import Folding, Measured, by, keyed, measured
@@ -21,9 +21,9 @@ MAX_PREFIXES = 30
 #: Where the prefix stands in what `_plain` gives, and the unit.
 _PREFIX, _UNIT = 1, 3
 _OF_UNIT = {
-    "seconds": names.ACTIVITY_SECONDS,
-    "bytes": names.ACTIVITY_BYTES,
-    "count": names.ACTIVITY_OPERATIONS,
+    "seconds": instruments.ACTIVITY_SECONDS,
+    "bytes": instruments.ACTIVITY_BYTES,
+    "count": instruments.ACTIVITY_OPERATIONS,
 }
 
 
@@ -40,10 +40,10 @@ class WorkerMetrics:
         seconds = {key: value for key, value in activity.items() if key[_PREFIX] and key[_UNIT] == "seconds"}
         self._folding.choose(by(seconds, _PREFIX) | compute)
         yield from self._activities(self._folding.fold(activity, _PREFIX))
-        yield self._by_prefix(names.COMPUTE_SECONDS, compute)
-        yield self._by_prefix(names.EXECUTING_SECONDS, self._seam.executing_time())
-        yield self._by_prefix(names.SECEDED_SECONDS, self._seam.seceded_time())
-        yield measured(names.THREAD_SECONDS, keyed(self._seam.thread_time()))
+        yield self._by_prefix(instruments.COMPUTE_SECONDS, compute)
+        yield self._by_prefix(instruments.EXECUTING_SECONDS, self._seam.executing_time())
+        yield self._by_prefix(instruments.SECEDED_SECONDS, self._seam.seceded_time())
+        yield measured(instruments.THREAD_SECONDS, keyed(self._seam.thread_time()))
 
     def _activities(self, values: dict[tuple[str, ...], float]) -> Iterator[Measured]:
         for unit, instrument in _OF_UNIT.items():
@@ -51,7 +51,7 @@ class WorkerMetrics:
                 instrument, {key[:_UNIT]: value for key, value in values.items() if key[_UNIT] == unit}
             )
         yield measured(
-            names.ACTIVITY_AMOUNT_OF,
+            instruments.ACTIVITY_AMOUNT_OF,
             {key: value for key, value in values.items() if key[_UNIT] not in _OF_UNIT},
         )
 

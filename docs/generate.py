@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/reference/telemetry.md from `dask_otel.names`.
+"""Writes docs/reference/telemetry.md from `dask_otel.names` and `dask_otel.instruments`.
 
     python docs/generate.py
 
@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dask_otel import names
-from dask_otel.names import ATTRIBUTES, INSTRUMENTS, Attribute
+from dask_otel.instruments import INSTRUMENTS
+from dask_otel.names import ATTRIBUTES, Attribute
 from dask_otel.series import OTHER
 from dask_otel.worker_metrics import MAX_PREFIXES
 
 PAGE = Path(__file__).parent / "reference" / "telemetry.md"
 
 TEXT = """\
-<!-- Written by `python docs/generate.py` from dask_otel/names.py: change it there. -->
+<!-- Written by `python docs/generate.py` from dask_otel/names.py and dask_otel/instruments.py: change it there. -->
 
 # What dask-otel emits
 
@@ -142,7 +143,7 @@ def targets() -> list[str]:
 def _metrics(server: str) -> Iterator[str]:
     yield f"### {server[0].upper()}{server[1:]}s\n\n| name | kind | unit | attributes | |\n| --- | --- | --- | --- | --- |"
     for one in INSTRUMENTS:
-        if one.on == server:
+        if server in one.on:
             attributes = ", ".join(map(_code, one.attributes))
             yield _row(_code(one.name), one.kind, _code(one.unit), attributes, one.brief)
     yield ""

@@ -19,27 +19,19 @@ import atexit
 import os
 import re
 from collections import deque
-from collections.abc import Sequence
 from threading import Event, Lock, Thread
 from time import monotonic
-from typing import NamedTuple
 from weakref import WeakSet
 
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, set_value
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import KeyValue
-from opentelemetry.proto.metrics.v1 import metrics_pb2
 
 from dask_otel.export.bodies import Source
 from dask_otel.export.complaints import Complaints, logger, shown
 from dask_otel.export.grpc import METRICS_METHOD
+from dask_otel.export.metric_bodies import Batch, Series, encode
 from dask_otel.export.outcome import DELIVERED, REJECTED, RETRY, Outcome
 from dask_otel.export.queue import Bell
 from dask_otel.export.sinks import Sender, make_sender
-from dask_otel.export.values import encode_pair
-from dask_otel.names import COUNTER
-from dask_otel.records import Attributes
-from dask_otel.series import Measured
 from dask_otel.settings import Otlp
 
 #: What `MetricExporter.close` may take (s).
@@ -48,30 +40,8 @@ CLOSE_TIMEOUT = 1.5
 _NO_METRICS = re.compile(r"HTTP 40[45]\b|gRPC UNIMPLEMENTED\b")
 #: Exports of all servers of a process that wait at most.
 _MOST = 64
-_NS = 1e9
 
 _exporters: WeakSet[MetricExporter] = WeakSet()
-
-
-class Batch(NamedTuple):
-    """What one server measured until ``now``, having begun at ``start`` (s since the epoch); ``last`` if it goes."""
-
-    source: Source
-    start: float
-    now: float
-    measured: Sequence[Measured]
-    last: bool = False
-
-
-class _Series:
-    """What is known of one server's series."""
-
-    def __init__(self) -> None:
-        self.before = 0.0
-        #: When each began (s), and its total at the last export that was taken.
-        self.began: dict[tuple[str, Attributes], float] = {}
-        self.taken: dict[tuple[str, Attributes], float] = {}
-        self.taken_at = 0.0
 
 
 class MetricExporter:
@@ -92,13 +62,15 @@ class MetricExporter:
         self._delta = delta
         self._sender: Sender | None = None
         self._complaints = Complaints(what="point")
-        self._series: dict[Source, _Series] = {}
+        self._series: dict[Source, Series] = {}
         self._batches: deque[Batch] = deque(maxlen=_MOST)
         self._flushes: deque[Event] = deque()
         self._bell = Bell()
         self._closing = self._ended = False
         self._starting = Lock()
         self._thread: Thread | None = None
+        #: Whether the receiver takes no metrics at all.
+        self.refused = False
         #: Points that were taken, and that were not.
         self.exported = self.lost = 0
         _exporters.add(self)
@@ -165,7 +137,7 @@ class MetricExporter:
     def _export(self, batch: Batch) -> None:
         points = sum(len(one.points) for one in batch.measured)
         try:
-            series = self._series.setdefault(batch.source, _Series())
+            series = self._series.setdefault(batch.source, Series())
             body, totals = encode(batch, series, self._delta)
             outcome = self._send(body, points)
         except Exception as error:
@@ -188,7 +160,7 @@ class MetricExporter:
             )
 
     def _give_up(self, reason: str) -> None:
-        self._closing = True
+        self._closing = self.refused = True
         self._batches.clear()
         logger.warning(
             "dask-otel: %s takes no metrics (%s): none are sent. Set OTEL_METRICS_EXPORTER=none, or "
@@ -208,72 +180,6 @@ class MetricExporter:
         self._batches = deque(maxlen=_MOST)
         self._thread = None
         self._starting = Lock()
-
-
-def encode(
-    batch: Batch, series: _Series, delta: bool = False
-) -> tuple[bytes, dict[tuple[str, Attributes], float]]:
-    """An ExportMetricsServiceRequest, and the totals that it holds."""
-    request = ExportMetricsServiceRequest()
-    resource = request.resource_metrics.add()
-    resource.resource.attributes.extend(_pairs(batch.source.resource))
-    scope = resource.scope_metrics.add(schema_url=batch.source.scope.schema_url)
-    scope.scope.name, scope.scope.version = batch.source.scope.name, batch.source.scope.version
-    before = series.before or batch.start
-    totals: dict[tuple[str, Attributes], float] = {}
-    for instrument, points in batch.measured:
-        if not points:
-            continue
-        metric = scope.metrics.add(name=instrument.name, unit=instrument.unit, description=instrument.brief)
-        metric.sum.is_monotonic = instrument.kind == COUNTER
-        as_delta = delta and instrument.kind == COUNTER
-        metric.sum.aggregation_temporality = (
-            metrics_pb2.AGGREGATION_TEMPORALITY_DELTA
-            if as_delta
-            else metrics_pb2.AGGREGATION_TEMPORALITY_CUMULATIVE
-        )
-        for attributes, value in points:
-            key = instrument.name, attributes
-            totals[key] = value
-            pairs = list(_pairs(attributes))
-            if as_delta:
-                value -= series.taken.get(key, 0)
-                _point(metric.sum, pairs, series.taken_at or batch.start, batch.now, value)
-                continue
-            new = key not in series.began
-            start = series.began.setdefault(key, before)
-            if new and before < batch.now:
-                _point(metric.sum, pairs, start, start, type(value)(0))
-            ended = batch.last and instrument.kind != COUNTER
-            _point(metric.sum, pairs, start, batch.now, None if ended else value)
-    series.before = batch.now
-    return request.SerializeToString(), totals
-
-
-def _point(
-    into: metrics_pb2.Sum, pairs: list[KeyValue], start: float, now: float, value: float | None
-) -> None:
-    point = into.data_points.add(start_time_unix_nano=int(start * _NS), time_unix_nano=int(now * _NS))
-    point.attributes.extend(pairs)
-    if value is None:
-        point.flags = metrics_pb2.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
-    elif isinstance(value, int):
-        point.as_int = value
-    else:
-        point.as_double = value
-
-
-def _pairs(attributes: Attributes) -> list[KeyValue]:
-    # Of the trace encoder, so that one resource is the same on spans and metrics.
-    return [KeyValue.FromString(_content(encode_pair(b"\x0a", key, value))) for key, value in attributes]
-
-
-def _content(field: bytes) -> bytes:
-    """A field without its tag and length."""
-    at = 1
-    while field[at] & 0x80:
-        at += 1
-    return field[at + 1 :]
 
 
 def _after_fork() -> None:

@@ -12,19 +12,19 @@ from distributed import Worker, secede
 from distributed.metrics import context_meter
 
 import dask_otel
-from dask_otel import names
+from dask_otel import instruments, names
+from dask_otel.instruments import INSTRUMENTS
 from dask_otel.intervals import text
-from dask_otel.names import INSTRUMENTS
 from dask_otel.receiver import Receiver
 from tests.cluster.metering import last, samples, totals
 from tests.cluster.support import DEADLINE, Traced, attributes, wait_for, wait_until
 
 ACTIVITY = {
-    "seconds": names.ACTIVITY_SECONDS.name,
-    "bytes": names.ACTIVITY_BYTES.name,
-    "count": names.ACTIVITY_OPERATIONS.name,
+    "seconds": instruments.ACTIVITY_SECONDS.name,
+    "bytes": instruments.ACTIVITY_BYTES.name,
+    "count": instruments.ACTIVITY_OPERATIONS.name,
 }
-KEYS = (names.METERING_CONTEXT, names.TASK_PREFIX, names.ACTIVITY_NAME)
+KEYS = (instruments.METERING_CONTEXT, names.TASK_PREFIX, names.ACTIVITY_NAME)
 
 
 def metered(x: int) -> int:
@@ -83,7 +83,8 @@ def test_every_metric_comes_with_its_kind_unit_and_attributes_and_no_other(trace
         key = one.role, one.name, one.unit, one.monotonic
         found[key] |= {attribute for attribute, _ in one.attributes}
     assert found == {
-        (one.on, one.name, one.unit, one.kind == names.COUNTER): set(one.attributes) for one in INSTRUMENTS
+        (one.on, one.name, one.unit, one.kind == instruments.COUNTER): set(one.attributes)
+        for one in INSTRUMENTS
     }
 
 
@@ -100,7 +101,7 @@ def test_what_workers_metered_is_what_is_exported(traced: Traced) -> None:
         for unit, name in ACTIVITY.items()
         for of, value in totals(found, name, *KEYS).items()
     }
-    exported |= totals(found, names.ACTIVITY_AMOUNT_OF.name, *KEYS, names.UNIT)
+    exported |= totals(found, instruments.ACTIVITY_AMOUNT_OF.name, *KEYS, instruments.UNIT)
     # Flushing itself is metered by nobody; a heartbeat's reading may be.
     assert {key: pytest.approx(value, rel=1e-9) for key, value in expected.items()} == exported
     assert {"metered", "sum", "bad"} <= {prefix for _, prefix, _, _ in exported}
@@ -118,7 +119,7 @@ def test_spans_add_up_to_metrics(traced: Traced) -> None:
                 if key.startswith(names.ACTIVITY_AMOUNT) and key.endswith(".seconds"):
                     label = key.removeprefix(names.ACTIVITY_AMOUNT).removesuffix(".seconds")
                     sums[told[names.TASK_PREFIX], label] += value
-    found = totals(samples(traced.receiver), names.ACTIVITY_SECONDS.name, *KEYS)
+    found = totals(samples(traced.receiver), instruments.ACTIVITY_SECONDS.name, *KEYS)
     executed = {
         (prefix, label): value for (context, prefix, label), value in found.items() if context == "execute"
     }
@@ -128,10 +129,10 @@ def test_spans_add_up_to_metrics(traced: Traced) -> None:
 def test_thread_seconds_add_up_to_threads_times_uptime(traced: Traced) -> None:
     work(traced)
     assert dask_otel.flush(traced.client, DEADLINE)
-    found = [one for one in samples(traced.receiver) if one.name == names.THREAD_SECONDS.name]
+    found = [one for one in samples(traced.receiver) if one.name == instruments.THREAD_SECONDS.name]
     for instance in {one.instance for one in found}:
         of_worker = [one for key, one in last(found).items() if key[0] == instance]
-        assert {dict(one.attributes)[names.THREAD_STATE] for one in of_worker} == {
+        assert {dict(one.attributes)[instruments.THREAD_STATE] for one in of_worker} == {
             "executing",
             "paused",
             "constrained",
@@ -154,7 +155,7 @@ def test_a_running_task_is_counted_up_to_now_and_once(traced: Traced, tmp_path: 
         seen.append(
             tuple(
                 totals(found, name, names.TASK_PREFIX)[("held",)]
-                for name in (names.COMPUTE_SECONDS.name, names.EXECUTING_SECONDS.name)
+                for name in (instruments.COMPUTE_SECONDS.name, instruments.EXECUTING_SECONDS.name)
             )
         )
     assert all(compute == pytest.approx(executing, abs=0.05) for compute, executing in seen)
@@ -162,8 +163,11 @@ def test_a_running_task_is_counted_up_to_now_and_once(traced: Traced, tmp_path: 
     (tmp_path / "go").touch()
     assert future.result() == 1
     assert dask_otel.flush(client, DEADLINE)
-    after = totals(samples(traced.receiver), names.COMPUTE_SECONDS.name, names.TASK_PREFIX)[("held",)]
-    assert totals(samples(traced.receiver), names.EXECUTING_SECONDS.name, names.TASK_PREFIX)[("held",)] == 0
+    after = totals(samples(traced.receiver), instruments.COMPUTE_SECONDS.name, names.TASK_PREFIX)[("held",)]
+    assert (
+        totals(samples(traced.receiver), instruments.EXECUTING_SECONDS.name, names.TASK_PREFIX)[("held",)]
+        == 0
+    )
     (span,) = [r.span for r in traced.receiver.spans() if r.span.name == "held"]
     assert seen[2][0] < after == pytest.approx((span.end - span.start) / 1e9, abs=0.05)
 
@@ -171,19 +175,19 @@ def test_a_running_task_is_counted_up_to_now_and_once(traced: Traced, tmp_path: 
 def test_a_task_that_seceded_holds_no_slot(traced: Traced, tmp_path: Path) -> None:
     client = traced.client
     future = client.submit(apart, 1, str(tmp_path), key="apart-1")
-    seceded = names.SECEDED_SECONDS.name
+    seceded = instruments.SECEDED_SECONDS.name
 
     def of(name: str) -> float:
         assert dask_otel.flush(client, DEADLINE)
         return totals(samples(traced.receiver), name, names.TASK_PREFIX).get(("apart",), 0.0)
 
     wait_until(lambda: of(seceded) > 0)
-    held_slot = of(names.COMPUTE_SECONDS.name)
+    held_slot = of(instruments.COMPUTE_SECONDS.name)
     wait_until(lambda: of(seceded) > held_slot + 0.1)
-    assert of(names.COMPUTE_SECONDS.name) == held_slot
+    assert of(instruments.COMPUTE_SECONDS.name) == held_slot
     (tmp_path / "go").touch()
     assert future.result() == 1
-    assert of(names.COMPUTE_SECONDS.name) == held_slot
+    assert of(instruments.COMPUTE_SECONDS.name) == held_slot
 
 
 def test_the_last_values_of_a_worker_that_closes_arrive(traced: Traced, receiver: Receiver) -> None:
@@ -195,7 +199,7 @@ def test_the_last_values_of_a_worker_that_closes_arrive(traced: Traced, receiver
 
     def told() -> bool:
         found = [one for one in samples(receiver) if one.instance == instance]
-        return totals(found, names.ACTIVITY_AMOUNT_OF.name, *KEYS, names.UNIT) == {
+        return totals(found, instruments.ACTIVITY_AMOUNT_OF.name, *KEYS, instruments.UNIT) == {
             ("execute", "metered", "mine", "rows"): 3
         }
 

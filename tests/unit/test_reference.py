@@ -40,7 +40,7 @@ def test_names_are_lower_case_and_dotted() -> None:
 @pytest.mark.parametrize("file", sorted(Path(dask_otel.__file__).parent.rglob("*.py")), ids=lambda f: f.stem)
 def test_names_are_spelled_in_one_module(file: Path) -> None:
     """A key of ours in quotes elsewhere is a name that the reference does not know, or one said twice."""
-    if file.name == "names.py":
+    if file.name in ("names.py", "instruments.py"):
         return
     ours = re.compile(r"""["'](dask\.(?!config|distributed|array|dataframe|utils)[a-z_]+[a-z_.]*)["']""")
     code = "".join(line for line in _without_docstrings(file))

@@ -11,16 +11,17 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from dask_otel.export.bodies import Source
-from dask_otel.export.metrics import Batch, MetricExporter, _Series, encode
-from dask_otel.names import COUNTER, UP_DOWN_COUNTER, Instrument
+from dask_otel.export.metric_bodies import Batch, Series, encode
+from dask_otel.export.metrics import MetricExporter
+from dask_otel.instruments import COUNTER, UP_DOWN_COUNTER, Instrument
 from dask_otel.records import Scope
 from dask_otel.series import OTHER, Folding, Measured, measured
 from dask_otel.settings import Otlp
 
 from .receivers import Answer, free_port, http_receiver
 
-SECONDS = Instrument("work.time", COUNTER, "s", "worker", ("prefix",), "Seconds.")
-RUNNING = Instrument("running.time", UP_DOWN_COUNTER, "s", "worker", ("prefix",), "Running.")
+SECONDS = Instrument("work.time", COUNTER, "s", ("worker",), ("prefix",), "Seconds.")
+RUNNING = Instrument("running.time", UP_DOWN_COUNTER, "s", ("worker",), ("prefix",), "Running.")
 SOURCE = Source((("service.name", "dask-worker"), ("process.pid", 7)), Scope("dask_otel", "1", "https://s/1"))
 
 
@@ -69,7 +70,7 @@ def sent(receiver: Any) -> list[list[tuple[str, str, float, float, float]]]:
 
 
 def test_a_request_holds_resource_scope_and_points_exactly() -> None:
-    body, totals = encode(batch(110.0, seconds(inc=1.5)), _Series())
+    body, totals = encode(batch(110.0, seconds(inc=1.5)), Series())
     expected = ExportMetricsServiceRequest()
     resource = expected.resource_metrics.add()
     resource.resource.attributes.add(key="service.name").value.string_value = "dask-worker"
