@@ -246,7 +246,7 @@ def test_workers_that_come_and_go_bring_and_take_their_threads() -> None:
             assert await cluster.spent() == {"no-client-work": 40}
             await cluster.client.scheduler.unregister(address=lost, stimulus_id="test")
             assert await cluster.spent() == {"no-client-work": 20}
-            assert len(cluster.seam._idle._workers) == 1
+            assert len(cluster.seam._idle.workers) == 1
 
     run(test())
 
