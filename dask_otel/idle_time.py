@@ -2,8 +2,9 @@
 
 Rules
 -----
-1. Standard library only; no clock: the moment (s, any clock, never falling) comes with what happened.
-2. A total never falls, and the sum of all is the integral of the free threads of the workers that run tasks.
+1. Standard library only; no clock: the moment (s, any clock) comes with what happened.
+2. A total never falls, and the sum of all is the integral of the free threads of the workers that run tasks. Time stands
+   still while what is told is older than what was told before.
 3. Whatever happens costs the same, however many workers and tasks there are. What changes nothing need not be told.
 
 A thread is free where a worker has fewer tasks than threads; tasks that have seceded do not count. While no task is at a
@@ -87,6 +88,8 @@ class IdleTime:
     def _close(self, now: float) -> None:
         """Add what has been since the last change."""
         totals, free, seconds = self._totals, self._free, now - self._since
+        if seconds <= 0:
+            return
         self._since = now
         if not free:
             return

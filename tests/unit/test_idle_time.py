@@ -141,6 +141,15 @@ def test_threads_wait_for_clients_while_no_task_is_anywhere(
     assert idle.totals(1) == {**NOTHING, **reasons}
 
 
+def test_time_stands_still_while_what_is_told_is_older() -> None:
+    idle = IdleTime(0)
+    idle.worker("free", 4, 0, 0)
+    assert idle.totals(10) == {**NOTHING, "no-client-work": 40}
+    idle.worker("free", 2, 2, 8)
+    assert idle.totals(9) == {**NOTHING, "no-client-work": 40}
+    assert idle.totals(11) == {**NOTHING, "no-client-work": 40, "not-enough-parallelism": 2}
+
+
 def test_workers_that_left_are_not_remembered() -> None:
     idle = IdleTime(0)
     for n in range(3):
