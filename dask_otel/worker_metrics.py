@@ -61,4 +61,7 @@ class WorkerMetrics:
 
 def _plain(activity: Mapping[Activity, float]) -> dict[tuple[str, ...], float]:
     """By context, prefix (empty where there is none), label and unit."""
-    return {(of.context, of.prefix or "", of.activity, of.unit): value for of, value in activity.items()}
+    return {
+        (context, prefix or "", label, unit): value
+        for (context, prefix, label, unit), value in activity.items()
+    }
