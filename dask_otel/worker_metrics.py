@@ -61,7 +61,4 @@ class WorkerMetrics:
 
 def _plain(activity: Mapping[Activity, float]) -> dict[tuple[str, ...], float]:
     """By context, prefix (empty where there is none), label and unit."""
-    return {
-        (context, prefix or "", label, unit): value
-        for (context, prefix, label, unit), value in activity.items()
-    }
+    return {(of.context, of.prefix or "", of.activity, of.unit): value for of, value in activity.items()}

@@ -65,10 +65,8 @@ class WorkerTimeSeam:
         self._seceded = RunningTime()
         #: By what a change of the state is known: see `_wrap_handle_stimulus`.
         self._seen: tuple[Any, ...] = (0, 0, 0, 0, None)
-        #: Amounts: all but what `_since` holds.
-        self._amounts: defaultdict[Activity, float] = defaultdict(int)
-        #: What keys without their spans' ids say.
-        self._known: dict[Hashable, Activity | None] = {}
+        #: By key without the span's id: all but what `_since` holds.
+        self._digests: defaultdict[Hashable, float] = defaultdict(int)
         #: Dask's own amounts since a heartbeat, the last or the one before.
         self._since: Mapping[Hashable, float] = {}
 
@@ -76,9 +74,9 @@ class WorkerTimeSeam:
         """Wrap the worker's methods."""
         worker = self._worker
         self._begin()
-        self._add(self._amounts, worker.digests_total)
+        _add(self._digests, worker.digests_total)
         self._since = worker.digests_total_since_heartbeat
-        self._add(self._amounts, {name: -value for name, value in dict(self._since).items() if _fine(name)})
+        _add(self._digests, {name: -value for name, value in dict(self._since).items() if _fine(name)})
         self._wraps.attribute(worker, "get_metrics", self._wrap_get_metrics(worker.get_metrics))
         self._wrap_handle_stimulus(lambda: None, worker.state)()  # What is there.
         handle = self._wrap_handle_stimulus(worker.handle_stimulus, worker.state)
@@ -109,9 +107,14 @@ class WorkerTimeSeam:
     def activity(self) -> dict[Activity, float]:
         """Exact totals of Dask's fine metrics: those of ``Worker.digests_total``, span ids summed away."""
         self._absorb()
-        amounts = self._amounts.copy()
-        self._add(amounts, self._since)
-        return dict(amounts)
+        digests = self._digests.copy()
+        _add(digests, self._since)
+        found: defaultdict[Activity, float] = defaultdict(int)
+        for key, value in digests.items():
+            activity = _activity(key)
+            if activity is not None:
+                found[activity] += value
+        return dict(found)
 
     # -- states -----------------------------------------------------------------------------------------------
     def _wrap_handle_stimulus(self, original: Callable[..., None], state: Any) -> Callable[..., None]:
@@ -170,21 +173,16 @@ class WorkerTimeSeam:
         """Add what was put aside since this was called last, to which nobody adds any more."""
         since = self._worker.digests_total_since_heartbeat
         if since is not self._since:
-            self._add(self._amounts, self._since)
+            _add(self._digests, self._since)
             self._since = since
 
-    def _add(self, amounts: defaultdict[Activity, float], more: Mapping[Hashable, float]) -> None:
-        known = self._known
-        # P2P's threads digest too: a copy of a dictionary runs no Python code, so that they cannot in between.
-        for name, value in dict(more).items():
-            key = _fine(name)
-            if key is None:
-                continue
-            if key not in known:
-                known[key] = _activity(key)
-            activity = known[key]
-            if activity is not None:
-                amounts[activity] += value
+
+def _add(digests: defaultdict[Hashable, float], more: Mapping[Hashable, float]) -> None:
+    # P2P's threads digest too: a copy of a dictionary runs no Python code, so that they cannot in between.
+    for name, value in dict(more).items():
+        key = _fine(name)
+        if key is not None:
+            digests[key] += value
 
 
 def _fine(name: Any) -> tuple[Any, ...] | None:
