@@ -69,6 +69,8 @@ class Computations:
         `parents.GROUP`, `TASK` or `ACTIVITY`; `OFF` passes contexts on and tells nothing.
     max_age:
         Seconds after which a computation is joined no more.
+    paused:
+        Gives the seconds that the process has stood still for garbage collections up to now.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Computations:
         sample: Callable[[bytes, int], Decision],
         detail: int,
         max_age: float,
+        paused: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._emit = emit
         self._new_trace_id = new_trace_id
@@ -87,6 +90,7 @@ class Computations:
         self._sample = sample
         self.detail = detail
         self.max_age = max_age
+        self._paused = paused
         self._joinable: dict[tuple[str, Carried | None], Computation] = {}
         self._current: tuple[str, Computation] | None = None
         self._graphs: dict[str, Graph] = {}
@@ -136,6 +140,7 @@ class Computations:
         computation.graphs -= 1
         graph.end = now
         computation.end = max(computation.end, now)
+        computation.paused_until = self._paused()
         self._endings.touch(computation)
         if computation.detail > OFF:
             for span in summary.graph_spans(graph, self._new_span_id):
@@ -180,6 +185,7 @@ class Computations:
             attributes=attributes,
             pair=(client, carried),
         )
+        computation.paused_before = computation.paused_until = self._paused()
         self.unsettled[computation.span_id] = computation
         return computation
 
@@ -302,6 +308,7 @@ class Computations:
         elif finish == "erred":
             computation.erred += 1
         if not group.pending:
+            computation.paused_until = self._paused()
             self._endings.idle(group, now())
         return group, self._flights.pop(key, None)
 
@@ -445,6 +452,9 @@ class Computations:
 
     def stop(self, now: float, state: str) -> None:
         """Tell everything that is open: the scheduler restarts or closes."""
+        for computation in self.unsettled.values():
+            if not computation.settled:
+                computation.paused_until = self._paused()
         self._active.clear()
         self._limbo.clear()
         self._flights.clear()

@@ -314,7 +314,7 @@ GRAPH_UPDATE_SECONDS = _instrument(
     "s",
     _SCHEDULER,
     (GRAPH_PHASE,),
-    "Of each submitted graph, by phase: `materialize`, `order`, `init`.",
+    "Of each submitted graph, by phase: `materialize`, `order`, `init`; one that failed has none.",
     (*_SECONDS, 300.0),
 )
 ACTIVE_COMPUTATIONS = _instrument(
@@ -499,7 +499,7 @@ LOOP_LAG = _instrument(
     "s",
     _BOTH,
     (),
-    "How late the event loop was, measured ten times a second.",
+    "How late the event loop called a timer, ten times a second: as long as something blocks the loop. Up to 1 ms of it is the loop's own resolution.",
     _PAUSES,
 )
 LOOP_TICKS = _instrument(
@@ -519,7 +519,8 @@ GC_PAUSE = _instrument(
     "s",
     _BOTH,
     (GC_GENERATION,),
-    "Of each garbage collection in the server's process.",
+    "Of each garbage collection in the server's process, all of whose threads it stops; servers that share a process tell "
+    "of the same.",
     _PAUSES,
 )
 GIL_SECONDS = _instrument(

@@ -64,6 +64,8 @@ class Computation:
         self.prefixes: dict[str, None] = {}
         self.outcomes: defaultdict[str, int] = defaultdict(int)
         self.wasted = 0.0
+        #: Seconds of garbage collections on the scheduler before it began and until it was last settled, on workers.
+        self.paused_before = self.paused_until = self.paused_there = 0.0
         self.emitted = self.dropped = self.rolled_up = 0
         self.packed = self._packed()
 
@@ -79,6 +81,11 @@ class Computation:
     def settled(self) -> bool:
         """Whether none of its tasks is active and none of its graphs being worked in."""
         return not self.pending and not self.graphs
+
+    @property
+    def paused(self) -> float:
+        """Seconds of garbage collections, on the scheduler and on workers, that stopped it."""
+        return self.paused_until - self.paused_before + self.paused_there
 
     @property
     def link(self) -> Link | None:
@@ -107,6 +114,7 @@ class Computation:
         for outcome, n in group.outcomes().items():
             self.outcomes[outcome] += n
         self.wasted += group.sums.wasted
+        self.paused_there += group.sums.paused
         self.emitted += group.sums.emitted
         self.dropped += group.sums.dropped
         self.rolled_up += max(0, group.sums.attempts - group.sums.emitted - group.sums.dropped)

@@ -51,6 +51,7 @@ class SchedulerTelemetry:
             sample=self._sample,
             detail=OFF,
             max_age=settings.max_age,
+            paused=self.seam.paused,
         )
         self.metrics = SchedulerMetrics(
             scheduler, self.outlet, self.guard, active=lambda: len(self.model.unsettled)
@@ -107,6 +108,8 @@ class SchedulerTelemetry:
     def graph_finished(self, graph: object) -> None:
         assert isinstance(graph, Graph)
         self.model.finish(graph, time.time())
+        if self.metrics.meter.on:
+            self.metrics.graphs.add(graph.metrics)
         self._check_soon()
 
     # -- tasks --------------------------------------------------------------------------------------------------

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from dask_otel import instruments
+from dask_otel.graph_phases import GraphPhases
 from dask_otel.guard import Guard
-from dask_otel.meter import Meter
+from dask_otel.health import Health
+from dask_otel.meter import Meter, Several
 from dask_otel.outlet import Outlet
 from dask_otel.seam.scheduler_time import SchedulerTimeSeam
 from dask_otel.series import Measured, keyed, measured
@@ -22,9 +24,14 @@ class SchedulerMetrics:
     def __init__(self, scheduler: Scheduler, outlet: Outlet, guard: Guard, active: Callable[[], int]) -> None:
         self._active = active
         self.seam = SchedulerTimeSeam(scheduler, guard)
-        self.meter = Meter(outlet, self.seam, self._measured, guard)
+        self._health = Health(guard)
+        #: Is told of each graph that was worked in.
+        self.graphs = GraphPhases()
+        self.meter = Meter(outlet, Several(self.seam, self._health, self.graphs), self._measured, guard)
 
     def _measured(self) -> Iterator[Measured]:
         yield measured(instruments.IDLE_SECONDS, keyed(self.seam.idle_time()))
         yield measured(instruments.HANDLER_SECONDS, keyed(self.seam.handler_time()))
         yield measured(instruments.ACTIVE_COMPUTATIONS, {(): self._active()})
+        yield self.graphs.measured()
+        yield from self._health.measured()

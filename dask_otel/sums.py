@@ -22,7 +22,7 @@ _LOG_GAMMA = math.log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
 #: The lowest bucket holds everything up to one nanosecond.
 _SMALLEST = 1e-9
 #: What is added up as it is, in the order in which it travels; new ones come last.
-_TOTALS = ("size", "emitted", "dropped", "recomputed", "unstarted", "going")
+_TOTALS = ("size", "emitted", "dropped", "recomputed", "unstarted", "going", "paused")
 
 
 class Sums:
@@ -48,6 +48,7 @@ class Sums:
         "going",
         "maximum",
         "minimum",
+        "paused",
         "recomputed",
         "seconds",
         "size",
@@ -70,6 +71,8 @@ class Sums:
         self.unstarted = 0
         #: Attempts that were cancelled and have not ended.
         self.going = 0
+        #: Seconds of garbage collections in a worker's process that stopped the group's computation.
+        self.paused: float = 0
 
     def add(
         self,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from opentelemetry.context import Context
@@ -243,6 +243,13 @@ class WorkerTelemetry:
         place, _ = self._place(annotation, key)
         if place is not None and place.parent.detail > OFF:
             place.sums.unstarted += 1
+            self._flush_soon(place)
+
+    def paused(self, runs: Iterable[Run], seconds: float) -> None:
+        """Add to the sums, once for each computation that was stopped."""
+        stopped = {run.listener.place.parent.computation_id: run.listener.place for run in runs}
+        for place in stopped.values():
+            place.sums.paused += seconds
             self._flush_soon(place)
 
     def _flush_soon(self, place: Place) -> None:

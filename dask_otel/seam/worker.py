@@ -11,6 +11,7 @@ Rules
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable
@@ -25,6 +26,7 @@ from opentelemetry.context import Context, attach, detach
 from dask_otel import clock, names
 from dask_otel.guard import Guard
 from dask_otel.seam import ANNOTATION, HERE, METRIC, TOPIC, Wraps, actors, errors, last_said
+from dask_otel.seam.gc_pauses import PauseLog
 from dask_otel.seam.run import Ended, Posts, Run
 from dask_otel.seam.transfers import Listener as TransferListener
 from dask_otel.seam.transfers import TransferSeam
@@ -38,6 +40,8 @@ _EMPTY = Context()
 _CLOSING = ("worker-closing", "cancelled-by-worker-close")
 _UNSTARTED = ("waiting", "ready", "constrained")
 _RUNNING = ("executing", "long-running")
+#: Seconds after which pauses are told though no run ends.
+_PAUSES_AFTER = 1.0
 
 
 class Listener(TransferListener, actors.Listener, Protocol):
@@ -57,6 +61,9 @@ class Listener(TransferListener, actors.Listener, Protocol):
 
     def never_ran(self, key: Hashable, annotation: object) -> None:
         """A task that was sent here will not run: cancelled or stolen before it started."""
+
+    def paused(self, runs: Iterable[Run], seconds: float) -> None:
+        """These have stood still for a garbage collection of their process."""
 
 
 class _Tee:
@@ -89,6 +96,8 @@ class WorkerSeam:
         self._delay = self._offset = 0.0
         #: Of the last heartbeats.
         self._readings: deque[float] = deque(maxlen=8)
+        self._pauses: PauseLog | None = None
+        self._next_look: asyncio.TimerHandle | None = None
 
     def install(self) -> None:
         """Wrap the worker's methods."""
@@ -99,6 +108,8 @@ class WorkerSeam:
         errors.install()
         actors.install_worker(worker, self._listener, self._guard, self._wraps)
         worker.metrics[METRIC] = _running
+        self._pauses = PauseLog()
+        self._look_again()
 
     def uninstall(self) -> None:
         """Put everything back."""
@@ -107,6 +118,10 @@ class WorkerSeam:
         errors.uninstall()
         actors.uninstall_worker(self._worker)
         self._worker.metrics.pop(METRIC, None)
+        if self._next_look is not None and self._pauses is not None:
+            self._next_look.cancel()
+            self._pauses.close()
+            self._next_look = self._pauses = None
 
     # -- what is asked of the worker --------------------------------------------------------------------------
     def tell_scheduler(self, message: dict[str, Any]) -> None:
@@ -262,7 +277,27 @@ class WorkerSeam:
 
         return _finalize_metrics
 
+    def _look_again(self) -> None:
+        """In a while, at the pauses that no run's end has told."""
+        self._next_look = asyncio.get_running_loop().call_later(_PAUSES_AFTER, self._look)
+
+    def _look(self) -> None:
+        self._look_again()
+        try:
+            self._tell_pauses()
+        except Exception:
+            self._guard.fault("gc")
+
+    def _tell_pauses(self) -> None:
+        """What runs now and began before a pause was stopped by it: nothing has ended since, or it had been told then."""
+        for start, end, _ in self._pauses.take() if self._pauses is not None else ():
+            stopped = [run for run in self._runs.values() if run.start - run.shift <= start]
+            if stopped:
+                self._listener.paused(stopped, end - start)
+
     def _end(self, run: Run, stim: Any, amounts: list[tuple[Hashable, float, str]]) -> None:
+        if self._pauses:
+            self._tell_pauses()
         if self._runs.get(run.key) is run:
             del self._runs[run.key]
         state = self._worker.state.tasks.get(run.key)

@@ -34,6 +34,7 @@ LAYERS = {
             "endings",
             "environment",
             "forest",
+            "graph_phases",
             "handler_time",
             "history",
             "idle_time",
@@ -76,7 +77,7 @@ LAYERS = {
         *("sampling", "sdk_import", "submission", "version", "config"),
     ),
     "seam": ("seam", "seam.*"),
-    "shells": ("client", "holders", "scheduler", "scheduler_metrics", "worker", "worker_metrics"),
+    "shells": ("client", "health", "holders", "scheduler", "scheduler_metrics", "worker", "worker_metrics"),
     "turning on": ("turning_on", "cluster", ""),
     "commands": ("cli", "demo", "demo.*", "instrumentor"),
 }
