@@ -142,7 +142,7 @@ TASK_DURATION = _instrument(
     "s",
     _WORKER,
     (TASK_PREFIX, OUTCOME, ERROR_TYPE),
-    "Of each attempt, from its start on the worker until its result is stored.",
+    "Of each attempt that its worker saw end, from its start until its result is stored: its span's, sampled or not.",
     _TASK_SECONDS,
 )
 TASK_ATTEMPTS = _instrument(
@@ -151,7 +151,7 @@ TASK_ATTEMPTS = _instrument(
     "{attempt}",
     _SCHEDULER,
     (TASK_PREFIX, OUTCOME),
-    "Attempts that have ended.",
+    "Attempts that have ended, of computations that are not sampled too.",
 )
 WASTED_SECONDS = _instrument(
     "dask.task.wasted.time",
@@ -160,7 +160,7 @@ WASTED_SECONDS = _instrument(
     _SCHEDULER,
     (TASK_PREFIX, WASTE_REASON),
     "Seconds of attempts whose result nobody had, and of those that computed a lost result again: `lost`, "
-    "`recomputed`, `failed`, `cancelled`.",
+    "`recomputed`, `failed`, `cancelled` (as in Dask's own metering also those that are `rescheduled` or `discarded`).",
 )
 TRANSFER_SECONDS = _instrument(
     "dask.transfer.duration",
@@ -168,7 +168,7 @@ TRANSFER_SECONDS = _instrument(
     "s",
     _WORKER,
     (TRANSFER_DIRECTION, TRANSFER_OUTCOME),
-    "Of each transfer between workers: `incoming` (gather-dep), `outgoing` (get-data).",
+    "Of each transfer: `incoming` (gather-dep, replicate, rebalance), `outgoing` (get-data: to workers, scheduler, clients).",
     _SECONDS,
 )
 TRANSFER_BYTES = _instrument(
@@ -177,7 +177,7 @@ TRANSFER_BYTES = _instrument(
     "By",
     _WORKER,
     (TRANSFER_DIRECTION, TRANSFER_OUTCOME),
-    "Bytes of each transfer between workers, as Dask counts them; left out where none came.",
+    "Bytes of each transfer, as Dask counts them; left out where none came.",
     _BYTES,
 )
 TRANSFER_BANDWIDTH = _instrument(

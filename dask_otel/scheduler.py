@@ -54,7 +54,11 @@ class SchedulerTelemetry:
             paused=self.seam.paused,
         )
         self.metrics = SchedulerMetrics(
-            scheduler, self.outlet, self.guard, active=lambda: len(self.model.unsettled)
+            scheduler,
+            self.outlet,
+            self.guard,
+            active=lambda: len(self.model.unsettled),
+            totals=self.model.totals,
         )
         self._loop = asyncio.get_running_loop()
         self._checking = False
@@ -167,8 +171,10 @@ class SchedulerTelemetry:
         """A worker sent sums, or says that it runs dask-otel."""
         if "hello" in message:
             self._worker_runs(address, message["hello"])
-        for group_id, sums in message.get("groups", ()):
-            self.model.add(group_id, sums)
+        groups = message.get("groups", ())
+        # A worker of another version may not name prefixes.
+        for (group_id, sums), prefix in zip(groups, message.get("prefixes") or [""] * len(groups)):
+            self.model.add(group_id, sums, prefix)
         if self.model.touched:
             self._check_soon()
 

@@ -95,6 +95,11 @@ class Sums:
         if size:
             self.size += size
 
+    def count(self, outcome: str, seconds: float) -> None:
+        """Add one attempt of which no more is wanted than how it ended and how long (s) it took."""
+        self.counts[outcome] += 1
+        self.seconds[outcome] += seconds
+
     @property
     def attempts(self) -> int:
         """How many attempts were added."""
@@ -162,3 +167,24 @@ class Sums:
         self.maximum = max(self.maximum, maximum)
         for name, total in zip(_TOTALS, totals):
             setattr(self, name, getattr(self, name) + total)
+
+
+def counts_on_wire(wire: list[Any]) -> Iterable[tuple[str, int, float]]:
+    """Outcomes of what `Sums.to_wire` gave, with how many attempts and seconds each has."""
+    counts: Iterable[tuple[str, int, float]] = wire[0]
+    return counts
+
+
+def total_on_wire(wire: list[Any], name: str) -> float:
+    """One of its totals.
+
+    Examples
+    --------
+    >>> sums = Sums()
+    >>> sums.going = 2
+    >>> total_on_wire(sums.to_wire(), "going"), total_on_wire([[], [], [], -1.0, 0.0], "going")
+    (2, 0)
+    """
+    at = 5 + _TOTALS.index(name)
+    value: float = wire[at] if at < len(wire) else 0
+    return value

@@ -44,11 +44,16 @@ _RUNNING = ("executing", "long-running")
 _PAUSES_AFTER = 1.0
 
 
-class Listener(TransferListener, actors.Listener, Protocol):
+class Listener(actors.Listener, Protocol):
     """What the worker's shell must offer."""
 
+    @property
+    def measuring(self) -> bool:
+        """Whether all tasks are to be told, those that came without a context too."""
+
     def run_started(self, run: Run, annotation: object) -> Context | None:
-        """A task starts to execute; returns the context that is to be current in it, ``None`` if untraced."""
+        """A task starts to execute; ``annotation`` is ``None`` if it came with none. Sets ``run.listener`` if its
+        end is to be told; returns the context that is to be current in it, ``None`` if untraced."""
 
     def untraced(self) -> None:
         """The first task that came without a context starts to execute."""
@@ -83,12 +88,12 @@ class _Tee:
 class WorkerSeam:
     """Hooks on one worker: tasks here, data in its `TransferSeam`."""
 
-    def __init__(self, worker: Worker, listener: Listener, guard: Guard) -> None:
+    def __init__(self, worker: Worker, listener: Listener, data: TransferListener, guard: Guard) -> None:
         self._worker = worker
         self._listener = listener
         self._guard = guard
         self._wraps = Wraps()
-        self._transfers = TransferSeam(worker, listener, guard)
+        self._transfers = TransferSeam(worker, data, guard)
         self._waiting: dict[Hashable, float] = {}
         self._ready: dict[Hashable, float] = {}
         self._runs: dict[Hashable, Run] = {}
@@ -226,14 +231,13 @@ class WorkerSeam:
         waiting = self._waiting.pop(key, None)
         ready = self._ready.pop(key, None)
         state = self._worker.state.tasks.get(key)
-        if state is None or not state.annotations or ANNOTATION not in state.annotations:
+        annotation = state.annotations.get(ANNOTATION) if state is not None and state.annotations else None
+        if state is None or (annotation is None and not self._listener.measuring):
             return self._begin_untraced()
         run = Run(key, state.run_id, state)
         run.is_async = bool(getattr(state.run_spec, "is_coro", False))
         run.waiting, run.ready = waiting, ready
-        context = self._listener.run_started(run, state.annotations[ANNOTATION])
-        if context is None:  # What the client sent with the graph, and no scheduler has taken out.
-            return self._begin_untraced()
+        context = self._listener.run_started(run, annotation)
         if run.listener is not None:
             self._measure(run)
             self._runs[key] = run
@@ -241,7 +245,8 @@ class WorkerSeam:
                 state.state == "cancelled"
             ):  # In the tick in which it was to start: its code runs nevertheless.
                 self._cancel(run)
-        return context
+        # It has an annotation where the client sent one with the graph, and no scheduler has taken it out.
+        return context if context is not None else self._begin_untraced()
 
     def _begin_untraced(self) -> Context:
         if not self._met_untraced:
@@ -255,21 +260,23 @@ class WorkerSeam:
         ledger = callback.__self__
         run.shift = time.time() - time.perf_counter()
         run.start = ledger.start + run.shift
-        for post in ledger.metrics:
-            run.posts.append(post)
-        ledger.metrics = run.posts
+        ledger.run = run
+        if run.itemized:
+            run.posts = Posts()
+            for post in ledger.metrics:
+                run.posts.append(post)
+            ledger.metrics = run.posts
 
     def _wrap_finalize(self, original: Callable[..., None]) -> Callable[..., None]:
         def _finalize_metrics(stim: Any, ledger: Any, span_id: str | None = None) -> None:
-            posts = ledger.metrics
-            ours = type(posts) is Posts
-            if not ours and not hasattr(ledger, "transfer"):
+            run: Run | None = getattr(ledger, "run", None)
+            if run is None and not hasattr(ledger, "transfer"):
                 return original(stim, ledger, span_id)
             tee = _Tee(ledger)
             original(stim, tee, span_id)
             try:
-                if ours:
-                    self._end(posts.run, stim, tee.amounts)
+                if run is not None:
+                    self._end(run, stim, tee.amounts)
                 else:
                     self._transfers.close(stim, ledger, tee.amounts)
             except Exception:

@@ -300,7 +300,7 @@ def _ledger_appends_to_its_list() -> object:
 
 
 def _open_contexts_are_counted() -> object:
-    posts = Posts(None)  # type: ignore[arg-type]
+    posts = Posts()
     with context_meter.add_callback(lambda *post: posts.append(post)):  # type: ignore[arg-type]
         with context_meter.meter("outer"), context_meter.meter("inner"):
             pass

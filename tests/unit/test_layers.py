@@ -25,12 +25,14 @@ LAYERS = {
     "core": (
         *(
             "actors",
+            "attempt_totals",
             "attempts",
             "carried",
             "chains",
             "clock",
             "computations",
             "distributions",
+            "durations",
             "endings",
             "environment",
             "forest",
@@ -77,7 +79,10 @@ LAYERS = {
         *("sampling", "sdk_import", "submission", "version", "config"),
     ),
     "seam": ("seam", "seam.*"),
-    "shells": ("client", "health", "holders", "scheduler", "scheduler_metrics", "worker", "worker_metrics"),
+    "shells": (
+        *("client", "health", "holders", "scheduler", "scheduler_metrics"),
+        *("worker", "worker_data", "worker_metrics", "worker_sums"),
+    ),
     "turning on": ("turning_on", "cluster", ""),
     "commands": ("cli", "demo", "demo.*", "instrumentor"),
 }
