@@ -319,8 +319,6 @@ class SchedulerOtel(SchedulerPlugin):
         if telemetry is not None:
             try:
                 telemetry.seam.transition(key, start, finish, stimulus_id)
-                if telemetry.metrics.meter.on:
-                    telemetry.metrics.seam.transition(key, start, finish)
             except Exception:
                 telemetry.guard.fault("transition")
 
