@@ -4,13 +4,14 @@ Rules
 -----
 1. Standard library only; no clock: an exemplar's moment is handed in.
 2. A snapshot is a total since the beginning, and never changes.
+3. Single values are kept only where somebody replays them (`Distributions.recent`), and only so many.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from operator import add
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from dask_otel.instruments import Instrument
 
@@ -25,7 +26,10 @@ class Exemplar(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """What was recorded until now; ``counts`` are one more than the boundaries."""
+    """What was recorded until now; ``counts`` are one more than the boundaries.
+
+    ``values`` are those since the snapshot before, as far as they were kept.
+    """
 
     total: int
     sum: float
@@ -33,12 +37,13 @@ class Histogram(NamedTuple):
     max: float
     counts: tuple[int, ...]
     exemplars: tuple[Exemplar, ...] = ()
+    values: tuple[float, ...] = ()
 
 
 class _Buckets:
     """One series."""
 
-    __slots__ = ("counts", "exemplars", "max", "min", "sum")
+    __slots__ = ("counts", "exemplars", "max", "min", "sum", "values")
 
     def __init__(self, buckets: int) -> None:
         self.counts = [0] * buckets
@@ -46,6 +51,7 @@ class _Buckets:
         self.min = float("inf")
         self.max = float("-inf")
         self.exemplars: dict[int, Exemplar] = {}
+        self.values: list[float] = []
 
 
 class Distributions:
@@ -61,6 +67,9 @@ class Distributions:
     >>> snapshot.total, snapshot.sum, snapshot.counts[:6]
     (2, 0.05, (0, 0, 0, 0, 1, 1))
     """
+
+    #: How many values each series keeps between two snapshots, for the whole process.
+    recent: ClassVar[int] = 0
 
     def __init__(self, instrument: Instrument) -> None:
         self.instrument = instrument
@@ -81,6 +90,8 @@ class Distributions:
             found.max = value
         if exemplar is not None:
             found.exemplars[at] = exemplar
+        if self.recent and len(found.values) < self.recent:
+            found.values.append(value)
 
     def series(self) -> list[tuple[str, ...]]:
         """What there are histograms of."""
@@ -96,12 +107,16 @@ class Distributions:
             into.min = min(into.min, moved.min)
             into.max = max(into.max, moved.max)
             into.exemplars |= moved.exemplars
+            into.values += moved.values
 
     def snapshots(self) -> dict[tuple[str, ...], Histogram]:
-        """What there is now; each exemplar is given out once."""
+        """What there is now; each exemplar and each kept value is given out once."""
         found = {}
         for of, one in list(self._series.items()):
             exemplars, one.exemplars = one.exemplars, {}
+            values, one.values = one.values, []
             counts = tuple(one.counts)
-            found[of] = Histogram(sum(counts), one.sum, one.min, one.max, counts, tuple(exemplars.values()))
+            found[of] = Histogram(
+                sum(counts), one.sum, one.min, one.max, counts, tuple(exemplars.values()), tuple(values)
+            )
         return found

@@ -1,25 +1,36 @@
-"""Hands in what a server measures, once an interval, on the server's event loop.
+"""Hands in what a server measures: once an interval, or when the readers of an application's provider ask.
 
 Rules
 -----
-1. A server that exports no metrics measures and schedules nothing.
+1. A server that exports no metrics measures nothing.
 2. What is handed in last, when the server goes, holds its last values.
 3. A receiver that takes no metrics ends the counting.
+4. An application's provider wins, also one that is set late: from then on nothing goes our own way, and what has gone
+   that way does not go to the provider.
+5. Nothing is handed in before all is known of the resource: a server has one identity.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from opentelemetry.sdk.metrics import MeterProvider
+
+from dask_otel import names, provided
 from dask_otel.export.metric_bodies import Batch
+from dask_otel.feed import Feed, Totals
 from dask_otel.guard import Guard
-from dask_otel.outlet import Outlet
-from dask_otel.process import metric_exporter_for, say_once
+from dask_otel.instruments import COUNTER, HISTOGRAM
+from dask_otel.outlet import SCOPE, Outlet
+from dask_otel.process import application_meter_provider, metric_exporters_for
+from dask_otel.records import Attributes
 from dask_otel.series import Measured
+
+#: Seconds between looks for a provider that was set.
+LOOK = 1.0
 
 
 class Counting(Protocol):
@@ -75,58 +86,118 @@ class Meter:
         self._guard = guard
         self._loop = asyncio.get_running_loop()
         self._next: asyncio.TimerHandle | None = None
+        self._look: asyncio.TimerHandle | None = None
+        self._feed: tuple[provided.Provided, Feed] | None = None
+        #: What has gone our own way, if it was left.
+        self._before: Totals | None = None
         self._began = 0.0
 
     @property
     def on(self) -> bool:
         """Whether it counts and exports."""
-        return self._next is not None
+        return self._next is not None or self._feed is not None
 
     def start(self) -> None:
         """Count and export from now on, if metrics are to be exported."""
         settings = self._outlet.settings
-        if not settings.exporting_metrics or self.on:
-            return
-        if "otlp" not in settings.metrics.exporters:
-            say_once(
-                "OTEL_METRICS_EXPORTER is %s; dask-otel sends metrics over OTLP only: set it to otlp, or to none.",
-                ",".join(settings.metrics.exporters),
-                level=logging.WARNING,
-            )
+        if self._look is not None or self.on or settings.disabled or not settings.metrics.enabled:
             return
         try:
-            self._seam.install()
-            self._began = time.time()
-            self._schedule()
+            self._watch()
+            if application_meter_provider() is None and metric_exporters_for(settings):
+                self._seam.install()
+                self._began = time.time()
+                self._schedule()
         except Exception:
             self._guard.fault("metrics")
 
     def export(self, last: bool = False) -> None:
-        """Hand in what there is now."""
-        if not self.on:
-            return
-        try:
-            settings = self._outlet.settings
-            batch = Batch(self._outlet.source, self._began, time.time(), list(self._collect()), last)
-            metric_exporter_for(settings).submit(batch)
-        except Exception:
-            self._guard.fault("metrics")
+        """Hand in what there is now; an application's provider asks by itself."""
+        if self._next is not None and (last or self._outlet.settled):
+            try:
+                self._submit(last)
+            except Exception:
+                self._guard.fault("metrics")
 
     def stop(self) -> None:
         """Hand in the last values; no more after them."""
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
         self.export(last=True)
         if self._next is not None:
             self._next.cancel()
-            self._next = None
+        if self._feed is not None:
+            into, feed = self._feed
+            into.leave(feed)
+        if self.on or self._before is not None:
+            self._next = self._feed = self._before = None
             self._seam.uninstall()
+
+    # -- our own way ----------------------------------------------------------------------------------------------
+    def _submit(self, last: bool) -> Sequence[Measured]:
+        measured = list(self._collect())
+        batch = Batch(self._outlet.source, self._began, time.time(), measured, last)
+        for exporter in metric_exporters_for(self._outlet.settings):
+            exporter.submit(batch)
+        return measured
 
     def _schedule(self) -> None:
         self._next = self._loop.call_later(self._outlet.settings.metrics.interval, self._tick)
 
     def _tick(self) -> None:
-        if metric_exporter_for(self._outlet.settings).refused:
+        if all(exporter.refused for exporter in metric_exporters_for(self._outlet.settings)):
             self._next = None
             self._seam.uninstall()
             return
         self.export()
         self._schedule()
+
+    # -- the application's ----------------------------------------------------------------------------------------
+    def _watch(self) -> None:
+        """Until the application has a provider that is read."""
+        self._look = None
+        provider = application_meter_provider()
+        try:
+            if provider is not None and self._next is not None:
+                self._before = self._leave_own_way()
+            if provider is not None and provided.is_read(provider):
+                self._provide(provider)
+        except Exception:
+            self._guard.fault("metrics")
+        if self._feed is None:
+            self._look = self._loop.call_later(LOOK, self._watch)
+
+    def _leave_own_way(self) -> Totals:
+        """What has gone our own way, which ends."""
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        measured = self._submit(last=True)
+        return {
+            (instrument.name, attributes): value
+            for instrument, points in measured
+            if instrument.kind in (COUNTER, HISTOGRAM)
+            for attributes, value in points
+        }
+
+    def _provide(self, provider: MeterProvider) -> None:
+        if self._before is None:
+            self._seam.install()
+        into = provided.of(provider, SCOPE)
+        self._feed = into, Feed(self._points, self._who, self._before or {})
+        into.join(self._feed[1])
+
+    def _points(self) -> Sequence[Measured]:
+        try:
+            return list(self._collect())
+        except Exception:
+            self._guard.fault("metrics")
+            return ()
+
+    def _who(self, last: bool) -> Attributes | None:
+        if not (last or self._outlet.settled):
+            return None
+        told = dict(self._outlet.source.resource)
+        keys = names.CLUSTER_ID if names.CLUSTER_ID in told else names.WORKER_ADDRESS, names.WORKER_NAME
+        return tuple([(key, told[key]) for key in keys if key in told])

@@ -98,6 +98,7 @@ class WorkerTelemetry:
             process.deliver_at_sigterm()
         client_seam.listen_everywhere(self._task_clients)
         self.seam.install()
+        self.outlet.settled = False
         self.metrics.meter.start()
         self.seam.tell_scheduler({"hello": __version__})
         self._asking = self._loop.create_task(self._learn_cluster())
@@ -175,6 +176,8 @@ class WorkerTelemetry:
             self._cluster_id = (await self.seam.scheduler_says()).get("id")
         except Exception as fault:  # The scheduler is not there yet, or no longer
             logger.debug("The scheduler was not asked: %s", fault)
+        finally:
+            self.outlet.settled = True
         if self._cluster_id is not None:
             self.outlet.refresh()
 

@@ -19,6 +19,7 @@ import atexit
 import os
 import re
 from collections import deque
+from collections.abc import Callable
 from threading import Event, Lock, Thread
 from time import monotonic
 from weakref import WeakSet
@@ -29,6 +30,7 @@ from dask_otel.export.bodies import Source
 from dask_otel.export.complaints import Complaints, logger, shown
 from dask_otel.export.grpc import METRICS_METHOD
 from dask_otel.export.metric_bodies import Batch, Series, encode
+from dask_otel.export.metric_senders import Useless
 from dask_otel.export.outcome import DELIVERED, REJECTED, RETRY, Outcome
 from dask_otel.export.queue import Bell
 from dask_otel.export.sinks import Sender, make_sender
@@ -53,13 +55,24 @@ class MetricExporter:
         Where to.
     delta:
         Whether counters go as differences.
+    sender:
+        Sends in the place of OTLP's sender, which says by its ``delta`` how counters go; made in the thread.
+    where:
+        What is sent to, for sentences.
     """
 
-    def __init__(self, otlp: Otlp, delta: bool = False) -> None:
+    def __init__(
+        self,
+        otlp: Otlp,
+        delta: bool = False,
+        sender: Callable[[], Sender] | None = None,
+        where: str | None = None,
+    ) -> None:
         #: Seconds that `close` may take where it is not told.
         self.patience = CLOSE_TIMEOUT
-        self._otlp = otlp
         self._delta = delta
+        self._make_sender = sender or (lambda: make_sender(otlp, METRICS_METHOD))
+        self._where = where or shown(otlp.endpoint)
         self._sender: Sender | None = None
         self._complaints = Complaints(what="point")
         self._series: dict[Source, Series] = {}
@@ -137,9 +150,13 @@ class MetricExporter:
     def _export(self, batch: Batch) -> None:
         points = sum(len(one.points) for one in batch.measured)
         try:
+            sender = self._open()
             series = self._series.setdefault(batch.source, Series())
-            body, totals = encode(batch, series, self._delta)
-            outcome = self._send(body, points)
+            body, totals = encode(batch, series, getattr(sender, "delta", self._delta))
+            outcome = sender.send(body, points)
+        except Useless as reason:
+            self._stop_for_good(str(reason))
+            return
         except Exception as error:
             outcome, totals = Outcome(REJECTED, f"{type(error).__name__}: {error}"[:300]), {}
         if outcome.fate == REJECTED and _NO_METRICS.match(outcome.reason):
@@ -155,24 +172,23 @@ class MetricExporter:
             self._series.pop(batch.source, None)
         if outcome.fate != DELIVERED or outcome.reason:
             lost = outcome.rejected if outcome.fate == DELIVERED else points
-            self._complaints.lost(
-                lost, shown(self._otlp.endpoint), outcome.reason or "rejected without a reason"
-            )
+            self._complaints.lost(lost, self._where, outcome.reason or "rejected without a reason")
 
     def _give_up(self, reason: str) -> None:
-        self._closing = self.refused = True
-        self._batches.clear()
-        logger.warning(
-            "dask-otel: %s takes no metrics (%s): none are sent. Set OTEL_METRICS_EXPORTER=none, or "
-            "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT to what takes them.",
-            shown(self._otlp.endpoint),
-            reason.partition(" (")[0],
+        self._stop_for_good(
+            f"{self._where} takes no metrics ({reason.partition(' (')[0]}): none are sent. Set OTEL_METRICS_EXPORTER=none, "
+            "or OTEL_EXPORTER_OTLP_METRICS_ENDPOINT to what takes them."
         )
 
-    def _send(self, body: bytes, points: int) -> Outcome:
+    def _stop_for_good(self, sentence: str) -> None:
+        self._closing = self.refused = True
+        self._batches.clear()
+        logger.warning("dask-otel: %s", sentence)
+
+    def _open(self) -> Sender:
         if self._sender is None:
-            self._sender = make_sender(self._otlp, METRICS_METHOD)
-        return self._sender.send(body, points)
+            self._sender = self._make_sender()
+        return self._sender
 
     def _turn_off(self) -> None:
         """In a forked child."""
