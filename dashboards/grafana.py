@@ -13,8 +13,10 @@ from grafana_foundation_sdk.models import common, dashboard
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
+from dashboards.promql import label
 from dashboards.records import HEAT, STACK, STAT, TRACES, Board, Panel, Query, Variable
 from dashboards.sources import TraceStore
+from dask_otel import names
 
 #: What links the dashboards to each other.
 TAG = "dask"
@@ -65,6 +67,12 @@ def _to_the_others() -> builders.DashboardLink:
     )
 
 
+def _to_the_prefix() -> builders.DashboardLink:
+    chosen = f"${{__field.labels.{label(names.TASK_PREFIX)}}}"
+    url = f"/d/dask-prefix?var-cluster=${{cluster}}&var-prefix={chosen}&${{__url_time_range}}"
+    return builders.DashboardLink("This task prefix").type(dashboard.DashboardLinkType.LINK).url(url)
+
+
 def _variable(variable: Variable) -> builders.QueryVariable:
     made = (
         builders.QueryVariable(variable.name)
@@ -81,6 +89,7 @@ def _variable(variable: Variable) -> builders.QueryVariable:
 
 
 def _panel(panel: Panel, store: TraceStore) -> Any:
+    made: Any
     if panel.kind == TRACES:
         made = _traces(store)
     elif panel.kind == STAT:
@@ -92,6 +101,8 @@ def _panel(panel: Panel, store: TraceStore) -> Any:
     made.title(panel.title).description(panel.about).span(panel.width).height(4 if panel.kind == STAT else 8)
     if panel.kind != TRACES:
         made.unit(panel.unit).datasource(_METRICS).min(0)
+    if panel.kind != TRACES and any(label(names.TASK_PREFIX) in query.legend for query in panel.queries):
+        made.data_links([_to_the_prefix()])
     if panel.at_most is not None:
         made.max(panel.at_most)
     for number, query in enumerate(panel.queries):

@@ -213,6 +213,15 @@ def test_the_documents_ask_for_metrics_that_there_are() -> None:
             assert metrics_named(block) <= KNOWN, file
 
 
+def test_the_documents_tell_the_queries_of_the_panels_and_every_alert() -> None:
+    text = (ROOT / "docs" / "how-to" / "dashboards.md").read_text()
+    dense = re.sub(r"\s", "", text)
+    for query in (cluster.UTILISATION, cluster.LATENCY):
+        assert re.sub(r"\s", "", query) in dense
+    told = re.findall(r"\| `(Dask\w+)` \| .* \| (\w+) \|", text)
+    assert told == [(alert.name, alert.severity) for alert in alerts.ALERTS]
+
+
 @pytest.mark.parametrize("module", [one.name for one in pkgutil.iter_modules(dashboards.__path__)])
 def test_examples_in_docstrings_hold(module: str) -> None:
     if module in ("grafana", "__main__"):
