@@ -30,6 +30,28 @@ class Counting(Protocol):
     def uninstall(self) -> None: ...
 
 
+class Together:
+    """Several that count, as one.
+
+    Examples
+    --------
+    >>> Together().install()
+    """
+
+    def __init__(self, *counting: Counting) -> None:
+        self._counting = counting
+
+    def install(self) -> None:
+        """Install all, in order."""
+        for one in self._counting:
+            one.install()
+
+    def uninstall(self) -> None:
+        """Uninstall all, the last first."""
+        for one in reversed(self._counting):
+            one.uninstall()
+
+
 class Meter:
     """The metrics of one server.
 

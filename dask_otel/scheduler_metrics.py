@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING
 
 from dask_otel import instruments
 from dask_otel.guard import Guard
-from dask_otel.meter import Meter
+from dask_otel.meter import Meter, Together
 from dask_otel.outlet import Outlet
+from dask_otel.seam.scheduler_state import SchedulerStateSeam
 from dask_otel.seam.scheduler_time import SchedulerTimeSeam
-from dask_otel.series import Measured, keyed, measured
+from dask_otel.series import Folding, Measured, keyed, measured
 
 if TYPE_CHECKING:
     from distributed import Scheduler
+
+
+#: Prefixes that have series of their own.
+MAX_PREFIXES = 100
 
 
 class SchedulerMetrics:
@@ -22,9 +27,12 @@ class SchedulerMetrics:
     def __init__(self, scheduler: Scheduler, outlet: Outlet, guard: Guard, active: Callable[[], int]) -> None:
         self._active = active
         self.seam = SchedulerTimeSeam(scheduler, guard)
-        self.meter = Meter(outlet, self.seam, self._measured, guard)
+        self._folding = Folding(MAX_PREFIXES)
+        self._state = SchedulerStateSeam(scheduler, self._folding, guard)
+        self.meter = Meter(outlet, Together(self.seam, self._state), self._measured, guard)
 
     def _measured(self) -> Iterator[Measured]:
         yield measured(instruments.IDLE_SECONDS, keyed(self.seam.idle_time()))
         yield measured(instruments.HANDLER_SECONDS, keyed(self.seam.handler_time()))
         yield measured(instruments.ACTIVE_COMPUTATIONS, {(): self._active()})
+        yield from self._state.measured()

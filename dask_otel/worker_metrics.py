@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from dask_otel import instruments
 from dask_otel.guard import Guard
 from dask_otel.instruments import Instrument
-from dask_otel.meter import Meter
+from dask_otel.meter import Meter, Together
 from dask_otel.outlet import Outlet
+from dask_otel.seam.worker_state import WorkerStateSeam
 from dask_otel.seam.worker_time import Activity, WorkerTimeSeam
 from dask_otel.series import Folding, Measured, by, keyed, measured
 
@@ -32,8 +33,9 @@ class WorkerMetrics:
 
     def __init__(self, worker: Worker, outlet: Outlet, guard: Guard) -> None:
         self._seam = WorkerTimeSeam(worker, guard)
+        self._state = WorkerStateSeam(worker, guard)
         self._folding = Folding(MAX_PREFIXES)
-        self.meter = Meter(outlet, self._seam, self._measured, guard)
+        self.meter = Meter(outlet, Together(self._seam, self._state), self._measured, guard)
 
     def _measured(self) -> Iterator[Measured]:
         activity, compute = _plain(self._seam.activity()), self._seam.compute_time()
@@ -44,6 +46,7 @@ class WorkerMetrics:
         yield self._by_prefix(instruments.EXECUTING_SECONDS, self._seam.executing_time())
         yield self._by_prefix(instruments.SECEDED_SECONDS, self._seam.seceded_time())
         yield measured(instruments.THREAD_SECONDS, keyed(self._seam.thread_time()))
+        yield from self._state.measured()
 
     def _activities(self, values: dict[tuple[str, ...], float]) -> Iterator[Measured]:
         for unit, instrument in _OF_UNIT.items():

@@ -45,6 +45,7 @@ LAYERS = {
             "otlp_environment",
             "parents",
             "records",
+            "rising",
             "rollup",
             "series",
             "running_time",
