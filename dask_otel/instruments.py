@@ -259,7 +259,7 @@ TRANSFER_IO = _instrument(
     "Bytes of `outgoing` transfers, open and failed ones included, as Dask counts them; it has no such total of incoming ones.",
 )
 SPILL_SECONDS = _instrument(
-    "dask.worker.spill.time",
+    "dask.worker.spill.activity.time",
     COUNTER,
     "s",
     _WORKER,
@@ -396,7 +396,7 @@ TASK_TRANSITIONS = _instrument(
     "Times that a task came into a state.",
 )
 TASK_GROUPS = _instrument(
-    "dask.scheduler.task.groups",
+    "dask.scheduler.task.group.count",
     UP_DOWN_COUNTER,
     "{group}",
     _SCHEDULER,

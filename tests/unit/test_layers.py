@@ -32,6 +32,7 @@ LAYERS = {
             "computations",
             "distributions",
             "endings",
+            "endpoint_names",
             "environment",
             "forest",
             "handler_time",
