@@ -256,10 +256,10 @@ TRANSFER_IO = _instrument(
     "By",
     _WORKER,
     (TRANSFER_DIRECTION,),
-    "Bytes of transfers, open and failed ones included, as Dask counts them.",
+    "Bytes of `outgoing` transfers, open and failed ones included, as Dask counts them; it has no such total of incoming ones.",
 )
 SPILL_SECONDS = _instrument(
-    "dask.worker.spill.time",
+    "dask.worker.spill.activity.time",
     COUNTER,
     "s",
     _WORKER,
@@ -396,7 +396,7 @@ TASK_TRANSITIONS = _instrument(
     "Times that a task came into a state.",
 )
 TASK_GROUPS = _instrument(
-    "dask.scheduler.task.groups",
+    "dask.scheduler.task.group.count",
     UP_DOWN_COUNTER,
     "{group}",
     _SCHEDULER,
@@ -425,7 +425,7 @@ SCHEDULER_MEMORY = _instrument(
     "By",
     _SCHEDULER,
     (TASK_PREFIX,),
-    "Bytes of results that are kept in the cluster, replicas not counted.",
+    "Bytes of results, replicas not counted; as Dask counts them, until the last task of their group is forgotten.",
 )
 STEALING_REQUESTS = _instrument(
     "dask.scheduler.stealing.requests",

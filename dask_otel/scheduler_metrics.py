@@ -13,8 +13,9 @@ from dask_otel.health import Health
 from dask_otel.instruments import Instrument
 from dask_otel.meter import Meter, Several
 from dask_otel.outlet import Outlet
+from dask_otel.seam.scheduler_state import SchedulerStateSeam
 from dask_otel.seam.scheduler_time import SchedulerTimeSeam
-from dask_otel.series import Folding, Measured, by, keyed, measured
+from dask_otel.series import Folding, Measured, keyed, measured
 
 if TYPE_CHECKING:
     from distributed import Scheduler
@@ -38,10 +39,11 @@ class SchedulerMetrics:
         self._totals = totals
         self._folding = Folding(MAX_PREFIXES)
         self.seam = SchedulerTimeSeam(scheduler, guard)
+        self._state = SchedulerStateSeam(scheduler, self._folding, guard)
         self._health = Health(guard)
         #: Is told of each graph that was worked in.
         self.graphs = GraphPhases()
-        counting = Several(self.seam, self._health, self.graphs, totals)
+        counting = Several(self.seam, self._health, self.graphs, totals, self._state)
         self.meter = Meter(outlet, counting, self._measured, guard)
 
     def _measured(self) -> Iterator[Measured]:
@@ -50,9 +52,9 @@ class SchedulerMetrics:
         yield measured(instruments.ACTIVE_COMPUTATIONS, {(): self._active()})
         yield self.graphs.measured()
         yield from self._health.measured()
-        attempts = self._totals.attempts
-        self._folding.choose(by(attempts, 0))
-        yield self._by_prefix(instruments.TASK_ATTEMPTS, attempts)
+        # Gives out the prefixes that have series of their own.
+        yield from self._state.measured()
+        yield self._by_prefix(instruments.TASK_ATTEMPTS, self._totals.attempts)
         yield self._by_prefix(instruments.WASTED_SECONDS, self._totals.wasted)
 
     def _by_prefix(self, instrument: Instrument, values: Mapping[tuple[str, ...], float]) -> Measured:

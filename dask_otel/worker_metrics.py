@@ -12,6 +12,7 @@ from dask_otel.health import Health
 from dask_otel.instruments import Instrument
 from dask_otel.meter import Meter, Several
 from dask_otel.outlet import Outlet
+from dask_otel.seam.worker_state import WorkerStateSeam
 from dask_otel.seam.worker_time import Activity, WorkerTimeSeam
 from dask_otel.series import Folding, Measured, by, keyed, measured
 
@@ -34,10 +35,11 @@ class WorkerMetrics:
 
     def __init__(self, worker: Worker, outlet: Outlet, guard: Guard) -> None:
         self._seam = WorkerTimeSeam(worker, guard)
+        self._state = WorkerStateSeam(worker, guard)
         self._folding = Folding(MAX_PREFIXES)
         self._outlet = outlet
         self._health = Health(guard)
-        self._counting = Several(self._seam, self._health)
+        self._counting = Several(self._seam, self._health, self._state)
         self._begin()
         self.meter = Meter(outlet, self, self._measured, guard)
 
@@ -79,6 +81,7 @@ class WorkerMetrics:
         yield self._by_prefix(instruments.SECEDED_SECONDS, self._seam.seceded_time())
         yield measured(instruments.THREAD_SECONDS, keyed(self._seam.thread_time()))
         yield from self._health.measured()
+        yield from self._state.measured()
         yield measured(instruments.TASK_DURATION, self._tasks.snapshots(self._folding.shown))
         for found in (self._transfers.seconds, self._transfers.bytes, self._transfers.bandwidth):
             yield measured(found.instrument, found.snapshots())
