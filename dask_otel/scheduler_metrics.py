@@ -10,7 +10,9 @@ from dask_otel.graph_phases import GraphPhases
 from dask_otel.guard import Guard
 from dask_otel.health import Health
 from dask_otel.meter import Meter, Several
+from dask_otel.names import LOOP_OTHER
 from dask_otel.outlet import Outlet
+from dask_otel.seam.loop_parts import LoopPartsSeam
 from dask_otel.seam.scheduler_time import SchedulerTimeSeam
 from dask_otel.series import Measured, keyed, measured
 
@@ -25,13 +27,18 @@ class SchedulerMetrics:
         self._active = active
         self.seam = SchedulerTimeSeam(scheduler, guard)
         self._health = Health(guard)
+        self._parts = LoopPartsSeam(scheduler, guard, lambda: self.seam.handler_time()[LOOP_OTHER])
         #: Is told of each graph that was worked in.
         self.graphs = GraphPhases()
-        self.meter = Meter(outlet, Several(self.seam, self._health, self.graphs), self._measured, guard)
+        self.meter = Meter(
+            outlet, Several(self.seam, self._parts, self._health, self.graphs), self._measured, guard
+        )
 
     def _measured(self) -> Iterator[Measured]:
         yield measured(instruments.IDLE_SECONDS, keyed(self.seam.idle_time()))
-        yield measured(instruments.HANDLER_SECONDS, keyed(self.seam.handler_time()))
+        handlers = self.seam.handler_time()
+        yield measured(instruments.HANDLER_SECONDS, keyed(handlers))
+        yield measured(instruments.OTHER_SECONDS, keyed(self._parts.totals(handlers[LOOP_OTHER])))
         yield measured(instruments.ACTIVE_COMPUTATIONS, {(): self._active()})
         yield self.graphs.measured()
         yield from self._health.measured()

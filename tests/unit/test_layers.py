@@ -40,6 +40,7 @@ LAYERS = {
             "idle_time",
             "instruments",
             "intervals",
+            "loop_parts",
             "names",
         ),
         *(
