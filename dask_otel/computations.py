@@ -104,6 +104,11 @@ class Computations:
         #: Addresses of the workers that tell of their attempts.
         self.tellers: Container[str] = ()
 
+    @property
+    def rolled_up(self) -> int:
+        """Attempts of traced computations that are told by their groups only; those of groups that are told."""
+        return self._endings.rolled_up
+
     # -- graphs -----------------------------------------------------------------------------------------------
     def receive(
         self, stimulus_id: str, client: str, carried: Carried | None, operation: str, now: float

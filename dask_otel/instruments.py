@@ -73,6 +73,8 @@ INCOMING, OUTGOING = "incoming", "outgoing"
 #: LOST, FAILED and CANCELLED of the outcomes among them.
 WASTE_RECOMPUTED = "recomputed"
 MATERIALIZE, ORDER, INIT = "materialize", "order", "init"
+#: Values of dask.otel.fate.
+ROLLED_UP, SAMPLED_OUT, FATE_UNKNOWN = "rolled_up", "sampled_out", "unknown"
 
 _WORKER, _SCHEDULER, _BOTH = ("worker",), ("scheduler",), ("scheduler", "worker")
 _BY_ACTIVITY = (METERING_CONTEXT, TASK_PREFIX, ACTIVITY_NAME)
@@ -547,7 +549,7 @@ SPANS_PROCESSED = _instrument(
     "{span}",
     _BOTH,
     (*_COMPONENT, ERROR_TYPE),
-    "Spans that were taken into the queue; with `error.type=queue_full` those for which there was no room.",
+    "Spans that left the queue to be sent; with `error.type=queue_full` those for which there was no room in it.",
 )
 SPANS_QUEUED = _instrument(
     "otel.sdk.processor.span.queue.size",
@@ -571,7 +573,7 @@ SPANS_EXPORTED = _instrument(
     "{span}",
     _BOTH,
     (*_COMPONENT, ERROR_TYPE),
-    "Spans whose export has ended; with `error.type` those that did not arrive.",
+    "Spans whose export has ended; with `error.type` those that did not arrive: `rejected`, `unreachable`, `unknown` (sent, no answer), `closed`, `invalid`.",
 )
 POINTS_EXPORTED = _instrument(
     "otel.sdk.exporter.metric_data_point.exported",
@@ -579,7 +581,7 @@ POINTS_EXPORTED = _instrument(
     "{data_point}",
     _BOTH,
     (*_COMPONENT, ERROR_TYPE),
-    "Points whose export has ended; with `error.type` those that did not arrive.",
+    "Points whose export has ended; with `error.type` those that did not arrive: as for spans, and `queue_full`.",
 )
 SPANS_BY_FATE = _instrument(
     "dask.otel.spans",

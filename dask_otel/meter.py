@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from dask_otel import about_us
 from dask_otel.export.metric_bodies import Batch
 from dask_otel.guard import Guard
 from dask_otel.outlet import Outlet
-from dask_otel.process import metric_exporter_for, say_once
-from dask_otel.series import Measured
+from dask_otel.process import components, metric_exporter_for, say_once
+from dask_otel.series import Measured, merged
 
 
 class Counting(Protocol):
@@ -106,8 +107,9 @@ class Meter:
             return
         try:
             settings = self._outlet.settings
-            batch = Batch(self._outlet.source, self._began, time.time(), list(self._collect()), last)
-            metric_exporter_for(settings).submit(batch)
+            exporter = metric_exporter_for(settings)
+            found = merged([*self._collect(), *about_us.told(self, components())])
+            exporter.submit(Batch(self._outlet.source, self._began, time.time(), found, last))
         except Exception:
             self._guard.fault("metrics")
 
@@ -116,16 +118,19 @@ class Meter:
         self.export(last=True)
         if self._next is not None:
             self._next.cancel()
-            self._next = None
-            self._seam.uninstall()
+            self._end()
+
+    def _end(self) -> None:
+        self._next = None
+        about_us.leave(self)
+        self._seam.uninstall()
 
     def _schedule(self) -> None:
         self._next = self._loop.call_later(self._outlet.settings.metrics.interval, self._tick)
 
     def _tick(self) -> None:
         if metric_exporter_for(self._outlet.settings).refused:
-            self._next = None
-            self._seam.uninstall()
+            self._end()
             return
         self.export()
         self._schedule()

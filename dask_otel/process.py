@@ -140,6 +140,12 @@ def metric_exporter_for(settings: Settings) -> MetricExporter:
         return found
 
 
+def components() -> list[Pipeline | MetricExporter]:
+    """What this process sends by."""
+    with _lock:
+        return list(_pipelines.values())
+
+
 def flush(timeout: float) -> bool:
     """Send what this process has; whether all had a fate in time. Blocks: not for event loops.
 

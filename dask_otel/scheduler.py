@@ -53,7 +53,11 @@ class SchedulerTelemetry:
             max_age=settings.max_age,
         )
         self.metrics = SchedulerMetrics(
-            scheduler, self.outlet, self.guard, active=lambda: len(self.model.unsettled)
+            scheduler,
+            self.outlet,
+            self.guard,
+            active=lambda: len(self.model.unsettled),
+            rolled_up=lambda: self.model.rolled_up,
         )
         self._loop = asyncio.get_running_loop()
         self._checking = False

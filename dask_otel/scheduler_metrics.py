@@ -22,10 +22,20 @@ MAX_PREFIXES = 100
 
 
 class SchedulerMetrics:
-    """The metrics of one scheduler; ``active`` gives how many computations are not settled."""
+    """The metrics of one scheduler.
 
-    def __init__(self, scheduler: Scheduler, outlet: Outlet, guard: Guard, active: Callable[[], int]) -> None:
-        self._active = active
+    ``active`` gives how many computations are not settled, ``rolled_up`` how many attempts are told by their groups only.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        outlet: Outlet,
+        guard: Guard,
+        active: Callable[[], int],
+        rolled_up: Callable[[], int],
+    ) -> None:
+        self._active, self._rolled_up = active, rolled_up
         self.seam = SchedulerTimeSeam(scheduler, guard)
         self._folding = Folding(MAX_PREFIXES)
         self._state = SchedulerStateSeam(scheduler, self._folding, guard)
@@ -35,4 +45,6 @@ class SchedulerMetrics:
         yield measured(instruments.IDLE_SECONDS, keyed(self.seam.idle_time()))
         yield measured(instruments.HANDLER_SECONDS, keyed(self.seam.handler_time()))
         yield measured(instruments.ACTIVE_COMPUTATIONS, {(): self._active()})
+        if rolled_up := self._rolled_up():
+            yield measured(instruments.SPANS_BY_FATE, {(instruments.ROLLED_UP,): rolled_up})
         yield from self._state.measured()

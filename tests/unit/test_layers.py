@@ -62,6 +62,7 @@ LAYERS = {
     ),
     "emission": (
         *(
+            "about_us",
             "current",
             "decode",
             "export",
