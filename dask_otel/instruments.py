@@ -589,7 +589,7 @@ SPANS_BY_FATE = _instrument(
     "{span}",
     _BOTH,
     (FATE,),
-    "Spans that were not sent on purpose, or of which nobody knows: `rolled_up`, `sampled_out`, `unknown` (sent, no answer).",
+    "Spans that were not sent on purpose, or of which nobody knows: `rolled_up` and `sampled_out` count attempts; `unknown` were sent and had no answer.",
 )
 PREFIXES_FOLDED = _instrument(
     "dask.otel.prefixes.folded",

@@ -57,7 +57,7 @@ class SchedulerTelemetry:
             self.outlet,
             self.guard,
             active=lambda: len(self.model.unsettled),
-            rolled_up=lambda: self.model.rolled_up,
+            unsent=lambda: (self.model.rolled_up, self.model.sampled_out),
         )
         self._loop = asyncio.get_running_loop()
         self._checking = False

@@ -24,7 +24,8 @@ MAX_PREFIXES = 100
 class SchedulerMetrics:
     """The metrics of one scheduler.
 
-    ``active`` gives how many computations are not settled, ``rolled_up`` how many attempts are told by their groups only.
+    ``active`` gives how many computations are not settled, ``unsent`` how many attempts are told by their
+    groups only, and how many were not sampled.
     """
 
     def __init__(
@@ -33,9 +34,9 @@ class SchedulerMetrics:
         outlet: Outlet,
         guard: Guard,
         active: Callable[[], int],
-        rolled_up: Callable[[], int],
+        unsent: Callable[[], tuple[int, int]],
     ) -> None:
-        self._active, self._rolled_up = active, rolled_up
+        self._active, self._unsent = active, unsent
         self.seam = SchedulerTimeSeam(scheduler, guard)
         self._folding = Folding(MAX_PREFIXES)
         self._state = SchedulerStateSeam(scheduler, self._folding, guard)
@@ -45,6 +46,6 @@ class SchedulerMetrics:
         yield measured(instruments.IDLE_SECONDS, keyed(self.seam.idle_time()))
         yield measured(instruments.HANDLER_SECONDS, keyed(self.seam.handler_time()))
         yield measured(instruments.ACTIVE_COMPUTATIONS, {(): self._active()})
-        if rolled_up := self._rolled_up():
-            yield measured(instruments.SPANS_BY_FATE, {(instruments.ROLLED_UP,): rolled_up})
+        fates = zip((instruments.ROLLED_UP, instruments.SAMPLED_OUT), self._unsent())
+        yield measured(instruments.SPANS_BY_FATE, {(fate,): n for fate, n in fates if n})
         yield from self._state.measured()

@@ -76,15 +76,21 @@ def never_less(found: list[Sample]) -> bool:
     return True
 
 
-def test_attempts_that_have_no_span_of_their_own_are_rolled_up(traced_cluster_of: MakeTraced) -> None:
+@pytest.mark.parametrize("fate", [instruments.ROLLED_UP, instruments.SAMPLED_OUT])
+def test_attempts_that_have_no_span_of_their_own_are_told(
+    traced_cluster_of: MakeTraced, monkeypatch: pytest.MonkeyPatch, fate: str
+) -> None:
+    if fate == instruments.SAMPLED_OUT:
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
     with dask.config.set({"otel.traces.detail": "group"}), traced_cluster_of() as traced:
         client = traced.client
         assert client.gather(client.map(abs, range(5), key=[f"abs-{n}" for n in range(5)])) == list(range(5))
 
-        def rolled_up() -> dict[frozenset[tuple[str, str]], float]:
+        def told() -> dict[frozenset[tuple[str, str]], float]:
             assert dask_otel.flush(client, DEADLINE)
             found = last(samples(traced.receiver)).items()
             name = instruments.SPANS_BY_FATE.name
             return {attributes: one.value for (_, of, attributes), one in found if of == name}
 
-        wait_until(lambda: rolled_up() == {frozenset({(instruments.FATE, instruments.ROLLED_UP)}): 5})
+        wait_until(lambda: told() == {frozenset({(instruments.FATE, fate)}): 5})
