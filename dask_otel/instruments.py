@@ -67,6 +67,8 @@ COST_MULTIPLIER = "dask.stealing.cost_multiplier"
 FATE = "dask.otel.fate"
 COMPONENT_TYPE = "otel.component.type"
 COMPONENT_NAME = "otel.component.name"
+#: The one attribute of what exceeds a server's budget of series.
+OVERFLOW = "otel.metric.overflow"
 
 # -- values of dask.transfer.direction, dask.waste.reason, dask.graph.phase ------------------------------------------
 INCOMING, OUTGOING = "incoming", "outgoing"

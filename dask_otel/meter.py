@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from dask_otel.export.metric_bodies import Batch
+from dask_otel.distributions import Histograms
+from dask_otel.export.metric_bodies import Batch, Later
 from dask_otel.guard import Guard
 from dask_otel.outlet import Outlet
 from dask_otel.process import metric_exporter_for, say_once
@@ -40,16 +41,21 @@ class Meter:
     seam:
         Counts while it is installed.
     collect:
-        Gives the points at this moment.
+        Gives the points at this moment; what takes longer to make of what is there now as a function, which another
+        thread calls.
     """
 
     def __init__(
-        self, outlet: Outlet, seam: Counting, collect: Callable[[], Iterable[Measured]], guard: Guard
+        self, outlet: Outlet, seam: Counting, collect: Callable[[], Iterable[Measured | Later]], guard: Guard
     ) -> None:
         self._outlet = outlet
         self._seam = seam
         self._collect = collect
         self._guard = guard
+        #: Makes the server's histograms.
+        self.histograms = Histograms()
+        #: Called where counting starts, and starts anew.
+        self.at_start: list[Callable[[], object]] = []
         self._loop = asyncio.get_running_loop()
         self._next: asyncio.TimerHandle | None = None
         self._began = 0.0
@@ -72,7 +78,10 @@ class Meter:
             )
             return
         try:
+            self.histograms.begin(settings.metrics)
             self._seam.install()
+            for begin in self.at_start:
+                begin()
             self._began = time.time()
             self._schedule()
         except Exception:

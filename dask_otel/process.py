@@ -135,8 +135,7 @@ def metric_exporter_for(settings: Settings) -> MetricExporter:
     with _lock:
         found = _pipelines.get(settings.metrics)
         if not isinstance(found, MetricExporter):
-            delta = settings.metrics.temporality == "delta"
-            found = _pipelines[settings.metrics] = MetricExporter(settings.metrics.otlp, delta)
+            found = _pipelines[settings.metrics] = MetricExporter(settings.metrics)
         return found
 
 

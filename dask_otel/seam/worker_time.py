@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -73,6 +73,8 @@ class WorkerTimeSeam:
         #: By key without the span's id. The event loop's own has no lock, since nobody else writes to it.
         self._digests: defaultdict[Hashable, float] = defaultdict(int)
         self._digests_of_others: defaultdict[Hashable, float] = defaultdict(int)
+        #: What the keys say.
+        self._activities: dict[Hashable, Activity | None] = {}
 
     def install(self) -> None:
         """Wrap the worker's methods."""
@@ -117,14 +119,24 @@ class WorkerTimeSeam:
 
     def activity(self) -> dict[Activity, float]:
         """Exact totals of Dask's fine metrics: those of ``Worker.digests_total``, span ids summed away."""
-        found: defaultdict[Activity, float] = defaultdict(int)
+        return self.activity_later()()
+
+    def activity_later(self) -> Callable[[], dict[Activity, float]]:
+        """The same as of now, made of what there is now when it is called: there may be thousands."""
         with self._lock:
             # A copy of a dictionary runs no Python code, so that the event loop cannot write in between.
-            digests = [*self._digests.copy().items(), *self._digests_of_others.items()]
-        for key, value in digests:
-            activity = _activity(key)
-            if activity is not None:
-                found[activity] += value
+            digests = self._digests.copy(), self._digests_of_others.copy()
+        return lambda: self._sum_up(*digests)
+
+    def _sum_up(self, *digests: Mapping[Hashable, float]) -> dict[Activity, float]:
+        found: defaultdict[Activity, float] = defaultdict(int)
+        for totals in digests:
+            for key, value in totals.items():
+                if key not in self._activities:
+                    self._activities[key] = _activity(key)
+                activity = self._activities[key]
+                if activity is not None:
+                    found[activity] += value
         return dict(found)
 
     # -- states -----------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ LAYERS = {
         *(
             "actors",
             "attempts",
+            "budget",
             "carried",
             "chains",
             "clock",
@@ -35,6 +36,7 @@ LAYERS = {
             "environment",
             "forest",
             "handler_time",
+            "histograms",
             "history",
             "idle_time",
             "instruments",
