@@ -383,10 +383,20 @@ def _changed_in(name: str, *functions: str) -> Callable[[], object]:
     return holds
 
 
-def _no_way_back_to_executing() -> object:
-    table = resolve("distributed.worker_state_machine:WorkerState")._TRANSITIONS_TABLE
-    ways = {start for start, finish in table if finish == "executing"}
-    return ways == {"constrained", "ready"} or f"{ways}"
+def _sets_are_kept() -> object:
+    source = inspect.getsource(resolve("distributed.worker_state_machine:WorkerState"))
+    sets = ("executing", "long_running", "waiting", "ready", "constrained")
+    found = {name: source.count(f"self.{name} = ") for name in sets}
+    return set(found.values()) == {1} or f"{found}"
+
+
+def _members_are_kept() -> object:
+    heap = resolve("distributed.collections:HeapSet")(key=id)
+    members = heap._data
+    heap.add(_members_are_kept)
+    added = members == {_members_are_kept}
+    heap.clear()
+    return (added and heap._data is members and not members) or f"{members}"
 
 
 def _ends_are_counted() -> object:
@@ -396,7 +406,7 @@ def _ends_are_counted() -> object:
 
 STATIC = [
     Fact(
-        f"{WORKER_TIME}._recount",
+        f"{WORKER_TIME}._wrap_handle_stimulus",
         "these of a worker's state",
         _has(
             "distributed.worker_state_machine:WorkerState",
@@ -404,9 +414,13 @@ STATIC = [
             *("nthreads", "running", "ready", "constrained", "waiting"),
         ),
     ),
-    Fact(f"{WORKER_TIME}._recount", "every end of a task to be in executed_count", _ends_are_counted),
     Fact(
-        f"{WORKER_TIME}._recount",
+        f"{WORKER_TIME}._wrap_handle_stimulus",
+        "every end of a task to be in executed_count",
+        _ends_are_counted,
+    ),
+    Fact(
+        f"{WORKER_TIME}._wrap_handle_stimulus",
         "executing to be changed by the starts, ends and secessions of tasks",
         _changed_in(
             "executing",
@@ -415,7 +429,7 @@ STATIC = [
         ),
     ),
     Fact(
-        f"{WORKER_TIME}._recount",
+        f"{WORKER_TIME}._wrap_handle_stimulus",
         "long_running to be changed by the ends and secessions of tasks",
         _changed_in(
             "long_running",
@@ -424,12 +438,17 @@ STATIC = [
         ),
     ),
     Fact(
-        f"{WORKER_TIME}._compare",
-        "no way from long-running to executing",
-        _no_way_back_to_executing,
+        f"{WORKER_TIME}._wrap_handle_stimulus",
+        "a worker's state to keep these sets for good",
+        _sets_are_kept,
     ),
     Fact(
-        f"{WORKER_TIME}._compare",
+        "seam/worker_time.py _plain",
+        "a HeapSet to keep its members in a set of its own",
+        _members_are_kept,
+    ),
+    Fact(
+        f"{WORKER_TIME}._change",
         "the prefix of a worker's task",
         _has("distributed.worker_state_machine:TaskState", "prefix"),
     ),
@@ -548,12 +567,12 @@ STATIC = [
         _says("distributed.scheduler", 'f"stimulus-retry-'),
     ),
     Fact(
-        f"{TIME}._look",
+        f"{TIME}._turn",
         "these attributes of a worker's state",
         _has("distributed.scheduler:WorkerState", *("nthreads", "processing", "long_running", "status")),
     ),
     Fact(
-        f"{TIME}._look",
+        f"{TIME}._turn",
         "what is queued and what no worker may run",
         _has("distributed.scheduler:SchedulerState", "queued", "unrunnable"),
     ),
