@@ -240,6 +240,7 @@ def test_two_servers_of_a_loop_each_have_their_own() -> None:
         loop.call_soon(first.spend, 1)
         await rounds()
         assert dict(first.seam._parts._new) == {"rest": 1}
+        assert first.seam._turn(LoopParts()) > 1e9
         second.seam.uninstall()
         first.seam.uninstall()
 
@@ -260,20 +261,21 @@ def test_no_callback_is_lost_or_changes_its_place_whoever_comes_and_goes() -> No
         outside = threading.Thread(target=from_outside)
         outside.start()
         for n in range(300):
-            loop.call_soon(called.append, 3 * n)
+            loop.call_soon(called.append, 4 * n)
+            loop.call_soon(called.append, 4 * n + 1)
             server = servers[n % 2]
             if n % 4 < 2:
                 server.seam.install()
             else:
                 server.seam.uninstall()
-            loop.call_soon(called.append, 3 * n + 1)
-            loop.call_soon(called.append, 3 * n + 2)
+            loop.call_soon(called.append, 4 * n + 2)
+            loop.call_soon(called.append, 4 * n + 3)
             await rounds(1)
         for server in servers:
             server.seam.uninstall()
         while outside.is_alive() or len(threads) < 3000:
             await asyncio.sleep(0.001)
-        assert called == list(range(900))
+        assert called == list(range(1200))
         assert threads == list(range(3000))
 
     run(test)
