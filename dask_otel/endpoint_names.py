@@ -115,6 +115,13 @@ SHOWN = (
     ),
     Shown("dask_worker_transfer_incoming_bytes", "worker", of.ACTIVE_TRANSFER_BYTES, attributes=_IN),
     Shown("dask_worker_transfer_incoming_count", "worker", of.ACTIVE_TRANSFERS, attributes=_IN),
+    Shown(
+        "dask_worker_concurrent_fetch_requests",
+        "worker",
+        of.ACTIVE_TRANSFERS,
+        attributes=_IN,
+        note="Older versions of Dask have it.",
+    ),
     Shown("dask_worker_transfer_incoming_count_total", "worker", of.TRANSFERS, attributes=_IN),
     Shown("dask_worker_transfer_outgoing_bytes", "worker", of.ACTIVE_TRANSFER_BYTES, attributes=_OUT),
     Shown("dask_worker_transfer_outgoing_count", "worker", of.ACTIVE_TRANSFERS, attributes=_OUT),
