@@ -8,11 +8,12 @@ import signal
 import time
 import urllib.request
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from distributed import Client, Semaphore
+from distributed import Client, Scheduler, Semaphore
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 import dask_otel
@@ -110,6 +111,10 @@ def held(folder: str) -> None:
     wait_for(Path(folder) / "never")
 
 
+def requests_to_steal(dask_scheduler: Scheduler) -> int:
+    return sum(dask_scheduler.extensions["stealing"].metrics["request_count_total"].values())
+
+
 def work(client: Client, other: Client, folder: Path) -> list[Any]:
     """Spill, steal, lease, fail, move data, lose a worker, forget; what is returned is to be held."""
     workers = client.scheduler_info(n_workers=-1)["workers"]
@@ -125,14 +130,15 @@ def work(client: Client, other: Client, folder: Path) -> list[Any]:
     assert client.submit(len, kept[0], key="len-1", workers=[here]).result() == 2_000_000
     assert client.submit(len, kept[1], key="len-2", workers=[there]).result() == 2_000_000
     assert client.submit(slow, 0, key="slow-0").result() == 0
-    crowd = client.map(
-        slow,
-        range(1, 20),
-        key=[f"slow-{n}" for n in range(1, 20)],
-        workers=[here],
-        allow_other_workers=True,
-    )
-    assert client.gather(crowd) == list(range(1, 20))
+    rounds = count(1)
+
+    def stolen() -> bool:
+        keys = [f"slow-{next(rounds)}" for _ in range(20)]
+        crowd = client.map(slow, range(20), key=keys, workers=[here], allow_other_workers=True)
+        assert client.gather(crowd) == list(range(20))
+        return client.run_on_scheduler(requests_to_steal) > 0  # type: ignore[no-any-return]
+
+    wait_until(stolen)
     for name in (SEMAPHORE, CLOSED):
         Semaphore(max_leases=2, name=name)
         tasks = client.map(leased, range(4), name=name, key=[f"leased-{name}-{n}" for n in range(4)])
