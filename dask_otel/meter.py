@@ -108,10 +108,17 @@ class Meter:
         try:
             settings = self._outlet.settings
             exporter = metric_exporter_for(settings)
-            found = merged([*self._collect(), *about_us.told(self, components())])
+            found = merged([*self._collect(), *self._about_us()])
             exporter.submit(Batch(self._outlet.source, self._began, time.time(), found, last))
         except Exception:
             self._guard.fault("metrics")
+
+    def _about_us(self) -> list[Measured]:
+        try:
+            return list(about_us.told(self, components()))
+        except Exception:
+            self._guard.fault("metrics about dask-otel")
+            return []
 
     def stop(self) -> None:
         """Hand in the last values; no more after them."""

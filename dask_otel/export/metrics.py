@@ -19,6 +19,7 @@ import atexit
 import os
 import re
 from collections import Counter, deque
+from contextlib import suppress
 from threading import Event, Lock, Thread
 from time import monotonic
 from weakref import WeakSet
@@ -99,7 +100,8 @@ class MetricExporter:
         if self._closing:
             return
         if len(self._batches) == _MOST:
-            self._settled[QUEUE_FULL] += _number(self._batches[0])
+            with suppress(IndexError):  # The thread has taken them all in between.
+                self._settled[QUEUE_FULL] += _number(self._batches[0])
         self._batches.append(batch)
         if self._thread is None:
             self._start()

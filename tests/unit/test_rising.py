@@ -73,6 +73,15 @@ def test_the_busiest_of_new_prefixes_have_series_of_their_own_and_keep_them() ->
     assert totals.size == {"inc": 3, "add": 2, OTHER: 14}
 
 
+def test_nothing_is_kept_of_prefixes_that_share_a_series_when_all_begin_again() -> None:
+    totals = PrefixTotals(Folding(limit=2), STATES)
+    totals.update([prefix(f"p{n}", n) for n in range(9)])
+    totals.forget()
+    assert (sorted(totals._labels), sorted(totals._busy), totals._read) == (["p7", "p8"], ["p7", "p8"], {})
+    totals.update([prefix("p1", 1), prefix("p8", 1)])
+    assert totals.compute == {"p8": 9.0, "p7": 7.0, OTHER: 22.0}
+
+
 class Promoting:
     """Gives out the busiest, whatever was given out before."""
 
