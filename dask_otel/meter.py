@@ -125,6 +125,13 @@ class Meter:
             except Exception:
                 self._guard.fault("metrics")
 
+    def _about_us(self) -> list[Measured]:
+        try:
+            return list(about_us.told(self, components()))
+        except Exception:
+            self._guard.fault("metrics about dask-otel")
+            return []
+
     def stop(self) -> None:
         """Hand in the last values; no more after them."""
         if self._look is not None:
@@ -150,7 +157,7 @@ class Meter:
         self._began = time.time()
 
     def _found(self) -> list[Measured | Later]:
-        return [*self._collect(), *about_us.told(self, components())]
+        return [*self._collect(), *self._about_us()]
 
     # -- our own way ----------------------------------------------------------------------------------------------
     def _submit(self, last: bool) -> None:
