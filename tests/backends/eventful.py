@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import dask
 from distributed import Client, Semaphore, secede, wait
 from distributed.metrics import context_meter
 
@@ -67,23 +66,28 @@ def nowhere() -> None:
 
 def run(client: Client, folder: Path) -> list[object]:
     """Do it all; what is returned has to be kept, so that its results stay in memory."""
-    with dask.annotate(retries=2):
-        loaded = client.map(load, range(12), key=[f"load-{x}" for x in range(12)])
-        wait(loaded)
-        steps = client.map(
-            step,
-            loaded,
-            [*loaded[6:], *loaded[:6]],
-            range(12),
-            folder=str(folder),
-            key=[f"{PREFIX}-{x}" for x in range(12)],
-            retries=2,
+    first, second = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    # Each step has one input here and one there, so that data moves.
+    loaded = [
+        client.submit(
+            load, x, key=f"load-{x}", workers=[first if x < 6 else second], allow_other_workers=True
         )
+        for x in range(12)
+    ]
+    wait(loaded)
+    steps = client.map(
+        step,
+        loaded,
+        [*loaded[6:], *loaded[:6]],
+        range(12),
+        folder=str(folder),
+        key=[f"{PREFIX}-{x}" for x in range(12)],
+        retries=2,
+    )
     wait(steps)
     leases = Semaphore(max_leases=1, name="narrow")
     wait(client.map(limited, range(6), leases=leases))
-    one = next(iter(client.scheduler_info(n_workers=-1)["workers"]))
-    wait(client.map(stolen, range(30), workers=[one], allow_other_workers=True))
+    wait(client.map(stolen, range(30), workers=[second], allow_other_workers=True))
     cancelled = client.submit(given_up, str(folder))
     _until((folder / "given-up").exists)
     cancelled.cancel()
