@@ -12,7 +12,9 @@ from dask_otel.guard import Guard
 from dask_otel.health import Health
 from dask_otel.instruments import Instrument
 from dask_otel.meter import Meter, Several
+from dask_otel.names import LOOP_OTHER
 from dask_otel.outlet import Outlet
+from dask_otel.seam.loop_parts import LoopPartsSeam
 from dask_otel.seam.scheduler_state import SchedulerStateSeam
 from dask_otel.seam.scheduler_time import SchedulerTimeSeam
 from dask_otel.series import Folding, Measured, keyed, measured
@@ -41,14 +43,17 @@ class SchedulerMetrics:
         self.seam = SchedulerTimeSeam(scheduler, guard)
         self._state = SchedulerStateSeam(scheduler, self._folding, guard)
         self._health = Health(guard)
+        self._parts = LoopPartsSeam(scheduler, guard, lambda: self.seam.handler_time()[LOOP_OTHER])
         #: Is told of each graph that was worked in.
         self.graphs = GraphPhases()
-        counting = Several(self.seam, self._health, self.graphs, totals, self._state)
+        counting = Several(self.seam, self._parts, self._health, self.graphs, totals, self._state)
         self.meter = Meter(outlet, counting, self._measured, guard)
 
     def _measured(self) -> Iterator[Measured]:
         yield measured(instruments.IDLE_SECONDS, keyed(self.seam.idle_time()))
-        yield measured(instruments.HANDLER_SECONDS, keyed(self.seam.handler_time()))
+        handlers = self.seam.handler_time()
+        yield measured(instruments.HANDLER_SECONDS, keyed(handlers))
+        yield measured(instruments.OTHER_SECONDS, keyed(self._parts.totals(handlers[LOOP_OTHER])))
         yield measured(instruments.ACTIVE_COMPUTATIONS, {(): self._active()})
         yield self.graphs.measured()
         yield from self._health.measured()

@@ -43,6 +43,7 @@ LAYERS = {
             "idle_time",
             "instruments",
             "intervals",
+            "loop_parts",
             "names",
         ),
         *(
