@@ -49,7 +49,6 @@ HERE = (
 
 #: Metrics that nothing exports yet.
 LATER = {
-    i.OTHER_SECONDS.name,
     i.SPANS_PROCESSED.name,
     i.SPANS_QUEUED.name,
     i.QUEUE_CAPACITY.name,
