@@ -73,6 +73,8 @@ INCOMING, OUTGOING = "incoming", "outgoing"
 #: LOST, FAILED and CANCELLED of the outcomes among them.
 WASTE_RECOMPUTED = "recomputed"
 MATERIALIZE, ORDER, INIT = "materialize", "order", "init"
+#: Values of dask.otel.fate.
+ROLLED_UP, SAMPLED_OUT, FATE_UNKNOWN = "rolled_up", "sampled_out", "unknown"
 
 # -- values of dask.loop.part ----------------------------------------------------------------------------------------
 READ, WRITE, CONNECTION, TRANSITION = "read", "write", "connection", "transition"
@@ -555,7 +557,7 @@ SPANS_PROCESSED = _instrument(
     "{span}",
     _BOTH,
     (*_COMPONENT, ERROR_TYPE),
-    "Spans that were taken into the queue; with `error.type=queue_full` those for which there was no room.",
+    "Spans that left the queue to be sent; with `error.type=queue_full` those for which there was no room in it.",
 )
 SPANS_QUEUED = _instrument(
     "otel.sdk.processor.span.queue.size",
@@ -579,7 +581,7 @@ SPANS_EXPORTED = _instrument(
     "{span}",
     _BOTH,
     (*_COMPONENT, ERROR_TYPE),
-    "Spans whose export has ended; with `error.type` those that did not arrive.",
+    "Spans whose export has ended; with `error.type` those that did not arrive: `rejected`, `unreachable`, `unknown` (sent, no answer), `closed`, `invalid`.",
 )
 POINTS_EXPORTED = _instrument(
     "otel.sdk.exporter.metric_data_point.exported",
@@ -587,7 +589,7 @@ POINTS_EXPORTED = _instrument(
     "{data_point}",
     _BOTH,
     (*_COMPONENT, ERROR_TYPE),
-    "Points whose export has ended; with `error.type` those that did not arrive.",
+    "Points whose export has ended; with `error.type` those that did not arrive: as for spans, and `queue_full`.",
 )
 SPANS_BY_FATE = _instrument(
     "dask.otel.spans",
@@ -595,7 +597,7 @@ SPANS_BY_FATE = _instrument(
     "{span}",
     _BOTH,
     (FATE,),
-    "Spans that were not sent on purpose, or of which nobody knows: `rolled_up`, `sampled_out`, `unknown` (sent, no answer).",
+    "Spans that were not sent on purpose, or of which nobody knows: `rolled_up` and `sampled_out` count attempts; `unknown` were sent and had no answer.",
 )
 PREFIXES_FOLDED = _instrument(
     "dask.otel.prefixes.folded",

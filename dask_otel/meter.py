@@ -19,15 +19,15 @@ from typing import Protocol
 
 from opentelemetry.sdk.metrics import MeterProvider
 
-from dask_otel import names, provided
+from dask_otel import about_us, names, provided
 from dask_otel.export.metric_bodies import Batch
 from dask_otel.feed import Feed, Totals
 from dask_otel.guard import Guard
 from dask_otel.instruments import COUNTER, HISTOGRAM
 from dask_otel.outlet import SCOPE, Outlet
-from dask_otel.process import application_meter_provider, metric_exporters_for
+from dask_otel.process import application_meter_provider, components, metric_exporters_for
 from dask_otel.records import Attributes
-from dask_otel.series import Measured
+from dask_otel.series import Measured, merged
 
 #: Seconds between looks for a provider that was set.
 LOOK = 1.0
@@ -132,11 +132,18 @@ class Meter:
             into.leave(feed)
         if self.on or self._before is not None:
             self._next = self._feed = self._before = None
-            self._seam.uninstall()
+            self._end()
+
+    def _end(self) -> None:
+        about_us.leave(self)
+        self._seam.uninstall()
+
+    def _found(self) -> list[Measured]:
+        return merged([*self._collect(), *about_us.told(self, components())])
 
     # -- our own way ----------------------------------------------------------------------------------------------
     def _submit(self, last: bool) -> Sequence[Measured]:
-        measured = list(self._collect())
+        measured = self._found()
         batch = Batch(self._outlet.source, self._began, time.time(), measured, last)
         for exporter in metric_exporters_for(self._outlet.settings):
             exporter.submit(batch)
@@ -148,7 +155,7 @@ class Meter:
     def _tick(self) -> None:
         if all(exporter.refused for exporter in metric_exporters_for(self._outlet.settings)):
             self._next = None
-            self._seam.uninstall()
+            self._end()
             return
         self.export()
         self._schedule()
@@ -190,7 +197,7 @@ class Meter:
 
     def _points(self) -> Sequence[Measured]:
         try:
-            return list(self._collect())
+            return self._found()
         except Exception:
             self._guard.fault("metrics")
             return ()

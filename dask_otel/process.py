@@ -181,6 +181,12 @@ def _metric_exporter(settings: Metrics, name: str) -> MetricExporter:
     return found
 
 
+def components() -> list[Pipeline | MetricExporter]:
+    """What this process sends by."""
+    with _lock:
+        return list(_pipelines.values())
+
+
 def flush(timeout: float) -> bool:
     """Send what this process has; whether all had a fate in time. Blocks: not for event loops.
 

@@ -27,7 +27,11 @@ MAX_PREFIXES = 100
 
 
 class SchedulerMetrics:
-    """The metrics of one scheduler; ``active`` gives how many computations are not settled."""
+    """The metrics of one scheduler.
+
+    ``active`` gives how many computations are not settled, ``unsent`` how many attempts are told by their
+    groups only, and how many were not sampled.
+    """
 
     def __init__(
         self,
@@ -36,8 +40,9 @@ class SchedulerMetrics:
         guard: Guard,
         active: Callable[[], int],
         totals: AttemptTotals,
+        unsent: Callable[[], tuple[int, int]],
     ) -> None:
-        self._active = active
+        self._active, self._unsent = active, unsent
         self._totals = totals
         self._folding = Folding(MAX_PREFIXES)
         self.seam = SchedulerTimeSeam(scheduler, guard)
@@ -57,6 +62,8 @@ class SchedulerMetrics:
         yield measured(instruments.ACTIVE_COMPUTATIONS, {(): self._active()})
         yield self.graphs.measured()
         yield from self._health.measured()
+        fates = zip((instruments.ROLLED_UP, instruments.SAMPLED_OUT), self._unsent())
+        yield measured(instruments.SPANS_BY_FATE, {(fate,): n for fate, n in fates if n})
         # Gives out the prefixes that have series of their own.
         yield from self._state.measured()
         yield self._by_prefix(instruments.TASK_ATTEMPTS, self._totals.attempts)

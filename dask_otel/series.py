@@ -10,7 +10,7 @@ Rules
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from dask_otel.distributions import Histogram
@@ -49,6 +49,24 @@ def measured(instrument: Instrument, values: Mapping[tuple[str, ...], float | Hi
         instrument,
         [Point(tuple([pair for pair in zip(keys, of) if pair[1]]), value) for of, value in values.items()],
     )
+
+
+def merged(found: Iterable[Measured]) -> list[Measured]:
+    """Each instrument once, with all of its points.
+
+    Examples
+    --------
+    >>> from dask_otel.instruments import SPANS_BY_FATE
+    >>> parts = (measured(SPANS_BY_FATE, {(fate,): 1}) for fate in ("rolled_up", "unknown"))
+    >>> [[point.attributes[0][1] for point in one.points] for one in merged(parts)]
+    [['rolled_up', 'unknown']]
+    """
+    by_name: dict[str, Measured] = {}
+    for instrument, points in found:
+        before = by_name.get(instrument.name)
+        all_points = points if before is None else [*before.points, *points]
+        by_name[instrument.name] = Measured(instrument, all_points)
+    return list(by_name.values())
 
 
 class Folding:

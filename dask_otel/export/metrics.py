@@ -18,7 +18,7 @@ from __future__ import annotations
 import atexit
 import os
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from threading import Event, Lock, Thread
 from time import monotonic
@@ -28,10 +28,11 @@ from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, set_val
 
 from dask_otel.export.bodies import Source
 from dask_otel.export.complaints import Complaints, logger, shown
+from dask_otel.export.fates import INVALID, QUEUE_FULL, REFUSED, UNANSWERED, UNREACHABLE
 from dask_otel.export.grpc import METRICS_METHOD
 from dask_otel.export.metric_bodies import Batch, Series, encode
 from dask_otel.export.metric_senders import Useless
-from dask_otel.export.outcome import DELIVERED, REJECTED, RETRY, Outcome
+from dask_otel.export.outcome import DELIVERED, REJECTED, RETRY, UNKNOWN, Outcome
 from dask_otel.export.queue import Bell
 from dask_otel.export.sinks import Sender, make_sender
 from dask_otel.settings import Otlp
@@ -42,6 +43,9 @@ CLOSE_TIMEOUT = 1.5
 _NO_METRICS = re.compile(r"HTTP 40[45]\b|gRPC UNIMPLEMENTED\b")
 #: Exports of all servers of a process that wait at most.
 _MOST = 64
+
+#: What is said of points that did not arrive.
+_ERRORS = {DELIVERED: REFUSED, REJECTED: REFUSED, RETRY: UNREACHABLE, UNKNOWN: UNANSWERED}
 
 _exporters: WeakSet[MetricExporter] = WeakSet()
 
@@ -84,14 +88,31 @@ class MetricExporter:
         self._thread: Thread | None = None
         #: Whether the receiver takes no metrics at all.
         self.refused = False
-        #: Points that were taken, and that were not.
-        self.exported = self.lost = 0
+        #: Points that were taken (by the empty string), and that were not, by `error.type`.
+        self._settled: Counter[str] = Counter({"": 0})
         _exporters.add(self)
+
+    @property
+    def settled(self) -> dict[str, int]:
+        """Points whose export has ended, by `error.type`: those that arrived have none."""
+        return dict(self._settled)
+
+    @property
+    def exported(self) -> int:
+        """Points that were taken."""
+        return self._settled[""]
+
+    @property
+    def lost(self) -> int:
+        """Points that were not."""
+        return sum(self.settled.values()) - self.exported
 
     def submit(self, batch: Batch) -> None:
         """Send it soon."""
         if self._closing:
             return
+        if len(self._batches) == _MOST:
+            self._settled[QUEUE_FULL] += _number(self._batches[0])
         self._batches.append(batch)
         if self._thread is None:
             self._start()
@@ -148,7 +169,7 @@ class MetricExporter:
             self._sender.close()
 
     def _export(self, batch: Batch) -> None:
-        points = sum(len(one.points) for one in batch.measured)
+        points, error = _number(batch), ""
         try:
             sender = self._open()
             series = self._series.setdefault(batch.source, Series())
@@ -157,22 +178,21 @@ class MetricExporter:
         except Useless as reason:
             self._stop_for_good(str(reason))
             return
-        except Exception as error:
-            outcome, totals = Outcome(REJECTED, f"{type(error).__name__}: {error}"[:300]), {}
+        except Exception as fault:
+            outcome, totals = Outcome(REJECTED, f"{type(fault).__name__}: {fault}"[:300]), {}
+            error = INVALID
         if outcome.fate == REJECTED and _NO_METRICS.match(outcome.reason):
             self._give_up(outcome.reason)
             return
-        if outcome.fate == DELIVERED:
-            self.exported += points - outcome.rejected
-        else:
-            self.lost += points
+        refused = min(max(outcome.rejected, 0), points) if outcome.fate == DELIVERED else points
+        self._settled[""] += points - refused
+        self._settled[error or _ERRORS[outcome.fate]] += refused
         if outcome.fate != RETRY and totals:
             series.taken, series.taken_at = totals, batch.now
         if batch.last:
             self._series.pop(batch.source, None)
         if outcome.fate != DELIVERED or outcome.reason:
-            lost = outcome.rejected if outcome.fate == DELIVERED else points
-            self._complaints.lost(lost, self._where, outcome.reason or "rejected without a reason")
+            self._complaints.lost(refused, self._where, outcome.reason or "rejected without a reason")
 
     def _give_up(self, reason: str) -> None:
         self._stop_for_good(
@@ -196,6 +216,10 @@ class MetricExporter:
         self._batches = deque(maxlen=_MOST)
         self._thread = None
         self._starting = Lock()
+
+
+def _number(batch: Batch) -> int:
+    return sum(len(one.points) for one in batch.measured)
 
 
 def _after_fork() -> None:

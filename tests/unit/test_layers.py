@@ -67,6 +67,7 @@ LAYERS = {
     ),
     "emission": (
         *(
+            "about_us",
             "current",
             "decode",
             "export",
