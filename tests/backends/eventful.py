@@ -10,6 +10,7 @@ from pathlib import Path
 
 from distributed import Client, Semaphore, secede, wait
 from distributed.metrics import context_meter
+from opentelemetry import trace
 
 #: The prefix of the tasks to which everything happens.
 PREFIX = "step"
@@ -22,6 +23,10 @@ CONFIG = {
     "distributed.worker.memory.terminate": False,
     "distributed.scheduler.work-stealing-interval": "50ms",
 }
+#: A caller's span that its sampler has left out.
+NOT_SAMPLED = trace.NonRecordingSpan(
+    trace.SpanContext(1, 1, is_remote=False, trace_flags=trace.TraceFlags(0))
+)
 _RESULT = 4_000_000  # bytes
 
 
@@ -52,6 +57,10 @@ def limited(x: int, leases: Semaphore) -> int:
 
 def stolen(x: int) -> int:
     time.sleep(0.1)
+    return x
+
+
+def unseen(x: int) -> int:
     return x
 
 
@@ -88,6 +97,8 @@ def run(client: Client, folder: Path) -> list[object]:
     leases = Semaphore(max_leases=1, name="narrow")
     wait(client.map(limited, range(6), leases=leases))
     wait(client.map(stolen, range(30), workers=[second], allow_other_workers=True))
+    with trace.use_span(NOT_SAMPLED):
+        wait(client.submit(unseen, 1))
     cancelled = client.submit(given_up, str(folder))
     _until((folder / "given-up").exists)
     cancelled.cancel()
