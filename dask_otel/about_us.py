@@ -22,11 +22,10 @@ from dask_otel.export.fates import UNANSWERED
 from dask_otel.export.metrics import MetricExporter
 from dask_otel.export.pipeline import Pipeline
 from dask_otel.instruments import COUNTER
-from dask_otel.records import Attributes
-from dask_otel.series import Measured, Point, measured
+from dask_otel.series import Measured, measured
 
 #: A counter's total by metric and attributes.
-Totals = dict[tuple[str, Attributes], float]
+Totals = dict[tuple[str, tuple[str, ...]], float]
 #: What a pipeline is called; the order of their beginning.
 _numbers = count()
 _names: weakref.WeakKeyDictionary[Pipeline | MetricExporter, str] = weakref.WeakKeyDictionary()
@@ -52,7 +51,7 @@ class Duty:
         self._holder: Callable[[], object | None] = _nobody
         #: What each has told; `_gone` what those have that are no more.
         self._shares: dict[int, Totals] = {}
-        self._gone: defaultdict[tuple[str, Attributes], float] = defaultdict(int)
+        self._gone: defaultdict[tuple[str, tuple[str, ...]], float] = defaultdict(int)
 
     def told(self, who: object, values: Iterable[Measured]) -> list[Measured]:
         """What one server tells of these totals: nothing, where another one does."""
@@ -75,14 +74,13 @@ class Duty:
     def _share(self, who: int, total: Measured) -> Measured:
         if total.instrument.kind != COUNTER:
             return total
-        share, points = self._shares[who], []
-        for attributes, value in total.points:
+        share, values = self._shares[who], {}
+        for attributes, value in total.values.items():
             assert not isinstance(value, tuple), "no histograms"
             of = total.instrument.name, attributes
             others = sum(found.get(of, 0) for one, found in self._shares.items() if one != who)
-            share[of] = max(value - others - self._gone[of], share.get(of, 0))
-            points.append(Point(attributes, share[of]))
-        return Measured(total.instrument, points)
+            values[attributes] = share[of] = max(value - others - self._gone[of], share.get(of, 0))
+        return measured(total.instrument, values)
 
     def _forget(self, who: int) -> None:
         with self._lock:

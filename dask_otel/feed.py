@@ -92,22 +92,22 @@ class Feed:
 
     def read_totals(self) -> None:
         """Bring `given` up to the last snapshot."""
-        for instrument, points in self.last:
-            if instrument.kind == COUNTER:
-                for attributes, value in points:
-                    key = instrument.name, attributes
+        for found in self.last:
+            if found.instrument.kind == COUNTER:
+                for attributes, value in found.points:
+                    key = found.instrument.name, attributes
                     assert not isinstance(value, Histogram)
                     self.given[key] = value - self._before(key)
 
     def read_values(self) -> Iterator[tuple[Series, float, Exemplar | None]]:
         """What came into histograms since it was read last."""
         while self.unread:
-            for instrument, points in self.unread.popleft():
-                for attributes, now in points:
+            for found in self.unread.popleft():
+                for attributes, now in found.points:
                     assert isinstance(now, Histogram)
-                    key = instrument.name, attributes
+                    key = found.instrument.name, attributes
                     before, self.replayed[key] = self.replayed.get(key), now
-                    for value, exemplar in since(before, now, instrument.boundaries):
+                    for value, exemplar in since(before, now, found.instrument.boundaries):
                         yield key, value, exemplar
 
     def go_on(self, given: dict[Series, float]) -> None:

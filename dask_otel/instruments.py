@@ -62,11 +62,15 @@ WASTE_REASON = "dask.waste.reason"
 GRAPH_PHASE = "dask.graph.phase"
 LOOP_PART = "dask.loop.part"
 GC_GENERATION = "cpython.gc.generation"
+#: Keys whose values are whole numbers, by OpenTelemetry's conventions; all others are text.
+NUMBERS = frozenset({GC_GENERATION})
 SEMAPHORE_NAME = "dask.semaphore.name"
 COST_MULTIPLIER = "dask.stealing.cost_multiplier"
 FATE = "dask.otel.fate"
 COMPONENT_TYPE = "otel.component.type"
 COMPONENT_NAME = "otel.component.name"
+#: The one attribute of what exceeds a server's budget of series.
+OVERFLOW = "otel.metric.overflow"
 
 # -- values of dask.transfer.direction, dask.waste.reason, dask.graph.phase ------------------------------------------
 INCOMING, OUTGOING = "incoming", "outgoing"

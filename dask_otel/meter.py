@@ -20,17 +20,21 @@ from typing import Protocol
 from opentelemetry.sdk.metrics import MeterProvider
 
 from dask_otel import about_us, names, provided
-from dask_otel.export.metric_bodies import Batch
+from dask_otel.distributions import Histograms
+from dask_otel.export.metric_bodies import Batch, Later, made
 from dask_otel.feed import Feed, Totals
 from dask_otel.guard import Guard
-from dask_otel.instruments import COUNTER, HISTOGRAM
+from dask_otel.instruments import COUNTER
 from dask_otel.outlet import SCOPE, Outlet
 from dask_otel.process import application_meter_provider, components, metric_exporters_for
 from dask_otel.records import Attributes
-from dask_otel.series import Measured, merged
+from dask_otel.series import Measured
+from dask_otel.settings import Metrics
 
 #: Seconds between looks for a provider that was set.
 LOOK = 1.0
+#: The form of histograms that are replayed.
+_SINGLE_VALUES = Metrics()
 
 
 class Counting(Protocol):
@@ -74,16 +78,19 @@ class Meter:
     seam:
         Counts while it is installed.
     collect:
-        Gives the points at this moment.
+        Gives the points at this moment; what takes longer to make of what is there now as a function, which another
+        thread calls.
     """
 
     def __init__(
-        self, outlet: Outlet, seam: Counting, collect: Callable[[], Iterable[Measured]], guard: Guard
+        self, outlet: Outlet, seam: Counting, collect: Callable[[], Iterable[Measured | Later]], guard: Guard
     ) -> None:
         self._outlet = outlet
         self._seam = seam
         self._collect = collect
         self._guard = guard
+        #: Makes the server's histograms.
+        self.histograms = Histograms()
         self._loop = asyncio.get_running_loop()
         self._next: asyncio.TimerHandle | None = None
         self._look: asyncio.TimerHandle | None = None
@@ -105,8 +112,7 @@ class Meter:
         try:
             self._watch()
             if application_meter_provider() is None and metric_exporters_for(settings):
-                self._seam.install()
-                self._began = time.time()
+                self._begin(settings.metrics)
                 self._schedule()
         except Exception:
             self._guard.fault("metrics")
@@ -138,16 +144,25 @@ class Meter:
         about_us.leave(self)
         self._seam.uninstall()
 
-    def _found(self) -> list[Measured]:
-        return merged([*self._collect(), *about_us.told(self, components())])
+    def _begin(self, form: Metrics) -> None:
+        self.histograms.begin(form)
+        self._seam.install()
+        self._began = time.time()
+
+    def _found(self) -> list[Measured | Later]:
+        return [*self._collect(), *about_us.told(self, components())]
 
     # -- our own way ----------------------------------------------------------------------------------------------
-    def _submit(self, last: bool) -> Sequence[Measured]:
-        measured = self._found()
-        batch = Batch(self._outlet.source, self._began, time.time(), measured, last)
+    def _submit(self, last: bool) -> None:
+        exporters = metric_exporters_for(self._outlet.settings)
+        # What is left for later is made once, and in one thread.
+        found = self._found() if len(exporters) == 1 else list(made(self._found()))
+        self._hand_in(found, last)
+
+    def _hand_in(self, found: Sequence[Measured | Later], last: bool) -> None:
+        batch = Batch(self._outlet.source, self._began, time.time(), found, last)
         for exporter in metric_exporters_for(self._outlet.settings):
             exporter.submit(batch)
-        return measured
 
     def _schedule(self) -> None:
         self._next = self._loop.call_later(self._outlet.settings.metrics.interval, self._tick)
@@ -180,24 +195,27 @@ class Meter:
         if self._next is not None:
             self._next.cancel()
             self._next = None
-        measured = self._submit(last=True)
+        found = list(made(self._found()))
+        self._hand_in(found, last=True)
+        # The provider's histograms are filled value by value, whatever ours were: they begin anew.
+        self.histograms.begin(_SINGLE_VALUES)
         return {
-            (instrument.name, attributes): value
-            for instrument, points in measured
-            if instrument.kind in (COUNTER, HISTOGRAM)
-            for attributes, value in points
+            (one.instrument.name, attributes): value
+            for one in found
+            if one.instrument.kind == COUNTER
+            for attributes, value in one.points
         }
 
     def _provide(self, provider: MeterProvider) -> None:
         if self._before is None:
-            self._seam.install()
+            self._begin(_SINGLE_VALUES)
         into = provided.of(provider, SCOPE)
         self._feed = into, Feed(self._points, self._who, self._before or {})
         into.join(self._feed[1])
 
     def _points(self) -> Sequence[Measured]:
         try:
-            return self._found()
+            return list(made(self._found()))
         except Exception:
             self._guard.fault("metrics")
             return ()

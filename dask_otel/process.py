@@ -173,10 +173,10 @@ def _metric_exporter(settings: Metrics, name: str) -> MetricExporter:
     found = _pipelines.get((settings, name))
     if not isinstance(found, MetricExporter):
         if name == "otlp":
-            found = MetricExporter(settings.otlp, settings.temporality == "delta")
+            found = MetricExporter(settings)
         else:
             sender = partial(EntryPointSender, name, settings.timeout)
-            found = MetricExporter(settings.otlp, sender=sender, where=f"exporter {name}")
+            found = MetricExporter(settings, sender=sender, where=f"exporter {name}")
         _pipelines[settings, name] = found
     return found
 

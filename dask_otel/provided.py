@@ -218,11 +218,11 @@ def _numbers(feed: Feed) -> Iterator[tuple[str, Attributes, float]]:
     """All that a server gives but histograms: of one that has gone only totals."""
     for (name, attributes), total in feed.given.items():
         yield name, attributes, total
-    for instrument, points in () if feed.ended else feed.last:
-        if instrument.kind not in _COLLECTED:
-            for attributes, value in points:
+    for found in () if feed.ended else feed.last:
+        if found.instrument.kind not in _COLLECTED:
+            for attributes, value in found.points:
                 assert not isinstance(value, Histogram)
-                yield instrument.name, attributes, value
+                yield found.instrument.name, attributes, value
 
 
 def _context(exemplar: Exemplar | None) -> Context:

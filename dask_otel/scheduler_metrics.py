@@ -47,12 +47,21 @@ class SchedulerMetrics:
         self._folding = Folding(MAX_PREFIXES)
         self.seam = SchedulerTimeSeam(scheduler, guard)
         self._state = SchedulerStateSeam(scheduler, self._folding, guard)
-        self._health = Health(guard)
+        self.meter = Meter(outlet, self, self._measured, guard)
+        self._health = Health(self.meter.histograms, guard)
         self._parts = LoopPartsSeam(scheduler, guard, lambda: self.seam.handler_time()[LOOP_OTHER])
         #: Is told of each graph that was worked in.
-        self.graphs = GraphPhases()
-        counting = Several(self.seam, self._parts, self._health, self.graphs, totals, self._state)
-        self.meter = Meter(outlet, counting, self._measured, guard)
+        self.graphs = GraphPhases(self.meter.histograms)
+        self._counting = Several(self.seam, self._parts, self._health, totals, self._state)
+
+    def install(self) -> None:
+        """Count from now on."""
+        self._folding.begin()
+        self._counting.install()
+
+    def uninstall(self) -> None:
+        """Count no more."""
+        self._counting.uninstall()
 
     def _measured(self) -> Iterator[Measured]:
         yield measured(instruments.IDLE_SECONDS, keyed(self.seam.idle_time()))
@@ -68,6 +77,7 @@ class SchedulerMetrics:
         yield from self._state.measured()
         yield self._by_prefix(instruments.TASK_ATTEMPTS, self._totals.attempts)
         yield self._by_prefix(instruments.WASTED_SECONDS, self._totals.wasted)
+        yield measured(instruments.PREFIXES_FOLDED, {(): self._folding.folded})
 
     def _by_prefix(self, instrument: Instrument, values: Mapping[tuple[str, ...], float]) -> Measured:
-        return measured(instrument, self._folding.fold(values, 0))
+        return measured(instrument, self._folding.fold(values, 0, instrument))

@@ -36,7 +36,7 @@ def run_of(key: str, start: float) -> Run:
 
 def test_a_pause_stopped_what_had_begun_before_it() -> None:
     listener = Listener()
-    seam: Any = WorkerSeam(SimpleNamespace(), listener, Guard("worker", strict=True))  # type: ignore[arg-type]
+    seam: Any = WorkerSeam(SimpleNamespace(), listener, SimpleNamespace(), Guard("worker", strict=True))  # type: ignore[arg-type]
     seam._pauses = Log()
     seam._runs = {key: run_of(key, start) for key, start in (("a", 1), ("b", 2), ("c", 3))}
     seam._tell_pauses()
@@ -48,11 +48,12 @@ def test_a_pause_stopped_what_had_begun_before_it() -> None:
 
 def test_a_computation_is_told_once_of_a_pause() -> None:
     places = [
-        SimpleNamespace(parent=SimpleNamespace(computation_id=of), sums=Sums(), waiting=False) for of in "xxy"
+        SimpleNamespace(parent=SimpleNamespace(computation_id=of, tells=True), sums=Sums(), waiting=False)
+        for of in "xxy"
     ]
     runs: Any = [SimpleNamespace(listener=SimpleNamespace(place=place)) for place in places]
     waiting: list[object] = []
-    telemetry: Any = SimpleNamespace(_flush_soon=waiting.append)
+    telemetry: Any = SimpleNamespace(sums=SimpleNamespace(flush_soon=waiting.append))
     WorkerTelemetry.paused(telemetry, runs, 0.5)
     WorkerTelemetry.paused(telemetry, runs[2:], 0.25)
     assert sorted(place.sums.paused for place in places) == [0, 0.5, 0.75]

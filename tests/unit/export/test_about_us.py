@@ -27,7 +27,7 @@ from dask_otel.instruments import (
 from dask_otel.names import ERROR_TYPE
 from dask_otel.records import Scope
 from dask_otel.series import Measured, measured
-from dask_otel.settings import Otlp, Queue, Settings
+from dask_otel.settings import Metrics, Otlp, Queue, Settings
 
 from .receivers import Answer, free_port, http_receiver, partial, wait_until
 from .spans import numbered
@@ -164,7 +164,7 @@ def test_points_add_up_whatever_becomes_of_them(made: list[Any]) -> None:
     # Their answers have the same form.
     answers = (Answer(), Answer(400), Answer(503), Answer(body=partial(2, "bad")), Answer(hang=True))
     with http_receiver(*answers) as receiver:
-        made.append(MetricExporter(Otlp(endpoint=receiver.url, timeout=0.3)))
+        made.append(MetricExporter(Metrics(otlp=Otlp(endpoint=receiver.url, timeout=0.3))))
         (one,) = made
         for points in (5, 10, 20, 40, 80):
             one.submit(batch(points))
@@ -177,7 +177,7 @@ def test_points_add_up_whatever_becomes_of_them(made: list[Any]) -> None:
 
 
 def test_points_that_wait_too_long_are_told(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    made.append(MetricExporter(Otlp(endpoint=f"http://127.0.0.1:{free_port()}/")))
+    made.append(MetricExporter(Metrics(otlp=Otlp(endpoint=f"http://127.0.0.1:{free_port()}/"))))
     monkeypatch.setattr(made[0], "_start", lambda: None)
     for _ in range(70):
         made[0].submit(Batch(Source(RESOURCE, SCOPE), 1.0, 2.0, [measured(LOOP_TICKS, {(): 1})]))
@@ -189,7 +189,7 @@ def test_points_that_wait_too_long_are_told(made: list[Any], monkeypatch: pytest
 
 
 def test_each_component_has_a_name_of_its_own_that_stays(made: list[Any]) -> None:
-    made += [MetricExporter(Otlp()), MetricExporter(Otlp())]
+    made += [MetricExporter(Metrics()), MetricExporter(Metrics())]
 
     def names() -> list[tuple[str, str]]:
         (points,) = [one.points for one in totals(made)]
