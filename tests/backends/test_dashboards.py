@@ -49,7 +49,6 @@ HERE = (
 
 #: Metrics that nothing exports yet.
 LATER = {
-    i.PREFIXES_FOLDED.name,
     i.OVERHEAD_SECONDS.name,
 }
 
