@@ -82,7 +82,8 @@ class AttemptTotals:
         for outcome, n, seconds in counts_on_wire(wire):
             if early and outcome in (names.CANCELLED, names.DISCARDED):
                 n, early = max(0, n - early), max(0, early - n)
-            self._attempts[prefix, outcome] += n
+            if n:
+                self._attempts[prefix, outcome] += n
             if outcome in _REASONS:
                 self._wasted[prefix, _REASONS[outcome]] += seconds
         if recomputed := total_on_wire(wire, "recomputed"):

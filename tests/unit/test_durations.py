@@ -1,0 +1,87 @@
+"""Durations of attempts: few series, exact totals, bounded notes."""
+
+from __future__ import annotations
+
+from dask_otel import names
+from dask_otel.distributions import Distributions, Exemplar
+from dask_otel.durations import MAX_ERROR_TYPES, MAX_NOTED, Kept, TaskDurations, TransferDurations
+from dask_otel.instruments import INCOMING, TASK_DURATION
+from dask_otel.series import Folding
+
+KEPT = Kept(b"t" * 16, b"s" * 8, 1000.0)
+
+
+def test_prefixes_that_are_not_given_out_are_folded_and_stay_so() -> None:
+    folding, durations = Folding(limit=1), TaskDurations()
+    durations.add("idle", names.SUCCESS, 0.5, "", None)
+    durations.add("busy", names.SUCCESS, 1.0, "", None)
+    folding.choose({"idle": 0.5, "busy": 1.0})
+    found = durations.snapshots(folding.shown)
+    assert {of: (one.total, one.sum) for of, one in found.items()} == {
+        ("busy", "success", ""): (1, 1.0),
+        ("other", "success", ""): (1, 0.5),
+    }
+    for prefix in ("idle", "new", "busy"):
+        durations.add(prefix, names.SUCCESS, 2.0, "", None)
+    folding.choose({"idle": 100.0, "busy": 3.0, "new": 2.0})
+    found = durations.snapshots(folding.shown)
+    assert {of: (one.total, one.sum, one.min, one.max) for of, one in found.items()} == {
+        ("busy", "success", ""): (2, 3.0, 1.0, 2.0),
+        ("other", "success", ""): (3, 4.5, 0.5, 2.0),
+    }
+    assert [sum(one.counts) for one in found.values()] == [one.total for one in found.values()]
+
+
+def test_error_types_are_few() -> None:
+    durations = TaskDurations()
+    for n in range(MAX_ERROR_TYPES + 5):
+        durations.add("inc", names.FAILED, 1.0, f"Error{n}", None)
+    found = durations.snapshots(lambda prefix: prefix)
+    assert len(found) == MAX_ERROR_TYPES + 1
+    assert found["inc", "failed", names.OTHER_ERROR].total == 5
+
+
+def test_what_is_noted_is_bounded_and_nothing_is_missing() -> None:
+    durations = TaskDurations()
+    for _ in range(3 * MAX_NOTED + 1):
+        durations.add("inc", names.SUCCESS, 1.0, "", None)
+        assert len(durations._noted) < MAX_NOTED
+    assert durations.snapshots(lambda prefix: prefix)["inc", "success", ""].total == 3 * MAX_NOTED + 1
+
+
+def test_a_kept_span_is_an_exemplar_of_what_was_measured_in_it() -> None:
+    durations, transfers = TaskDurations(), TransferDurations()
+    durations.add("inc", names.SUCCESS, 0.2, "", KEPT)
+    transfers.add(INCOMING, names.SUCCESS, 0.5, 1000, KEPT)
+    (task,) = durations.snapshots(lambda prefix: prefix).values()
+    found = [task, *(of.snapshots()[key] for of, key in _of(transfers))]
+    assert [one.exemplars for one in found] == [
+        (Exemplar(value, 1000.0, b"t" * 16, b"s" * 8),) for value in (0.2, 0.5, 1000.0, 2000.0)
+    ]
+    assert durations.snapshots(lambda prefix: prefix)["inc", "success", ""].exemplars == ()
+
+
+def _of(transfers: TransferDurations) -> list[tuple[Distributions, tuple[str, ...]]]:
+    both = (INCOMING, names.SUCCESS)
+    return [(transfers.seconds, both), (transfers.bytes, both), (transfers.bandwidth, (INCOMING,))]
+
+
+def test_a_transfer_in_which_nothing_came_has_no_size() -> None:
+    transfers = TransferDurations()
+    transfers.add(INCOMING, names.MISSING, 0.5, None, None)
+    transfers.add(INCOMING, names.SUCCESS, 0.0, 10, None)
+    assert set(transfers.seconds.snapshots()) == {(INCOMING, "missing"), (INCOMING, "success")}
+    assert set(transfers.bytes.snapshots()) == {(INCOMING, "success")}
+    assert transfers.bandwidth.snapshots() == {}
+
+
+def test_a_series_that_is_moved_is_added_to_another() -> None:
+    found = Distributions(TASK_DURATION)
+    found.record(("a",), 0.001, Exemplar(0.001, 1.0, b"", b"a"))
+    found.record(("b",), 10.0, Exemplar(10.0, 1.0, b"", b"b"))
+    found.move(("a",), ("b",))
+    ((of, one),) = found.snapshots().items()
+    assert (of, one.total, one.sum, one.min, one.max) == (("b",), 2, 10.001, 0.001, 10.0)
+    assert {exemplar.span_id for exemplar in one.exemplars} == {b"a", b"b"}
+    found.move(("b",), ("c",))
+    assert found.series() == [("c",)]
