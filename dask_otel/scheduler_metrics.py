@@ -34,6 +34,7 @@ class SchedulerMetrics:
     ) -> None:
         self._active = active
         self._totals = totals
+        self._outlet = outlet
         self._folding = Folding(MAX_PREFIXES)
         self.seam = SchedulerTimeSeam(scheduler, guard)
         self.meter = Meter(outlet, self, self._measured, guard)
@@ -41,7 +42,7 @@ class SchedulerMetrics:
     def install(self) -> None:
         """Count from now on."""
         self.seam.install()
-        self._totals.start()
+        self._totals.start(self._outlet.settings.metrics.span_names)
 
     def uninstall(self) -> None:
         """Count no more."""

@@ -10,7 +10,7 @@ Rules
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from dask_otel.distributions import Histogram
@@ -36,7 +36,7 @@ class Measured(NamedTuple):
 
 
 def measured(instrument: Instrument, values: Mapping[tuple[str, ...], float | Histogram]) -> Measured:
-    """Points by the values of the instrument's attributes, in their order; an empty value is left out.
+    """Points by the values of the instrument's attributes and its optional ones, in their order; an empty value is left out.
 
     Examples
     --------
@@ -44,7 +44,7 @@ def measured(instrument: Instrument, values: Mapping[tuple[str, ...], float | Hi
     >>> measured(SECEDED_SECONDS, {("inc",): 1.5}).points
     [Point(attributes=(('dask.task.prefix', 'inc'),), value=1.5)]
     """
-    keys = instrument.attributes
+    keys = instrument.attributes + instrument.optional
     return Measured(
         instrument,
         [Point(tuple([pair for pair in zip(keys, of) if pair[1]]), value) for of, value in values.items()],
@@ -120,3 +120,14 @@ def by(values: Mapping[tuple[str, ...], float], at: int) -> dict[str, float]:
 def keyed(values: Mapping[str, float]) -> dict[tuple[str, ...], float]:
     """The same by tuples of one."""
     return {(of,): value for of, value in values.items()}
+
+
+def listed(span_names: Collection[str], tags: Sequence[str]) -> str:
+    """The innermost of a task's ``tags``, outermost first, that the user listed; empty if none is.
+
+    Examples
+    --------
+    >>> listed({"load", "train"}, ("train", "load", "part 7")), listed((), ("train",))
+    ('load', '')
+    """
+    return next((tag for tag in reversed(tags) if tag in span_names), "") if span_names else ""

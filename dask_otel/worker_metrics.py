@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dask_otel import instruments
@@ -12,7 +12,7 @@ from dask_otel.instruments import Instrument
 from dask_otel.meter import Meter
 from dask_otel.outlet import Outlet
 from dask_otel.seam.worker_time import Activity, WorkerTimeSeam
-from dask_otel.series import Folding, Measured, by, keyed, measured
+from dask_otel.series import Folding, Measured, by, keyed, listed, measured
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -41,7 +41,10 @@ class WorkerMetrics:
     def _begin(self) -> None:
         self._tasks = TaskDurations()
         self._transfers = TransferDurations()
-        self._exemplars = self._outlet.settings.metrics.exemplars != "always_off"
+        settings = self._outlet.settings.metrics
+        self._exemplars = settings.exemplars != "always_off"
+        #: Names of the user's spans that are attributes.
+        self.span_names = frozenset(settings.span_names)
 
     def install(self) -> None:
         """Count from now on, from 0."""
@@ -53,10 +56,17 @@ class WorkerMetrics:
         self._seam.uninstall()
 
     def attempted(
-        self, prefix: str, outcome: str, seconds: float, error_type: str, kept: Kept | None
+        self,
+        prefix: str,
+        outcome: str,
+        seconds: float,
+        error_type: str,
+        kept: Kept | None,
+        tags: Sequence[str],
     ) -> None:
-        """An attempt has ended."""
-        self._tasks.add(prefix, outcome, seconds, error_type, kept if self._exemplars else None)
+        """An attempt has ended, of a task within spans of these names."""
+        kept = kept if self._exemplars else None
+        self._tasks.add(prefix, outcome, seconds, error_type, kept, listed(self.span_names, tags))
 
     def transferred(
         self, direction: str, outcome: str, seconds: float, size: int | None, kept: Kept | None

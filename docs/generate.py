@@ -17,6 +17,8 @@ from dask_otel.names import ATTRIBUTES, Attribute
 from dask_otel.series import OTHER
 from dask_otel.worker_metrics import MAX_PREFIXES
 
+#: What is said of attributes that are there only where the user asks for them.
+LISTED = "of `otel.metrics.span-names`"
 PAGE = Path(__file__).parent / "reference" / "telemetry.md"
 
 TEXT = """\
@@ -144,7 +146,8 @@ def _metrics(server: str) -> Iterator[str]:
     yield f"### {server[0].upper()}{server[1:]}s\n\n| name | kind | unit | attributes | |\n| --- | --- | --- | --- | --- |"
     for one in INSTRUMENTS:
         if server in one.on:
-            attributes = ", ".join(map(_code, one.attributes))
+            optional = [f"{_code(key)} ({LISTED})" for key in one.optional]
+            attributes = ", ".join([*map(_code, one.attributes), *optional])
             yield _row(_code(one.name), one.kind, _code(one.unit), attributes, one.brief)
     yield ""
 

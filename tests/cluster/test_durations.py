@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 import dask
 import distributed.worker
 import pytest
-from distributed import Client, Reschedule, Worker, wait
+from distributed import Client, Reschedule, Worker, span, wait
 from distributed.comm import CommClosedError
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
@@ -395,8 +395,8 @@ def test_a_cancelled_run_that_goes_on_is_counted_once_and_its_seconds_when_it_en
     become(client, lambda: number(durations(traced.receiver)), {("cancelled", "cancelled", ""): 1})
     become(client, lambda: set(wasted(traced.receiver)), {("cancelled", "cancelled")})
     assert attempts(traced.receiver) == {("cancelled", "cancelled"): 1}
-    (span,) = [r for _, r in task_spans(traced.spans())]
-    assert wasted(traced.receiver) == {("cancelled", "cancelled"): pytest.approx(seconds(span), abs=1e-5)}
+    (run,) = [r for _, r in task_spans(traced.spans())]
+    assert wasted(traced.receiver) == {("cancelled", "cancelled"): pytest.approx(seconds(run), abs=1e-5)}
     assert_never_falls(traced.receiver)
 
 
@@ -411,6 +411,27 @@ def test_totals_go_on_when_the_client_restarts_the_cluster(traced: Traced, tmp_p
     wait([client.submit(inc, x, key=f"inc-{x}") for x in range(2)])
     become(client, lambda: attempts(traced.receiver)["inc", "success"], 5)
     assert_never_falls(traced.receiver)
+
+
+def test_a_span_of_the_users_is_an_attribute_where_it_is_listed(traced_cluster_of: MakeTraced) -> None:
+    with dask.config.set({"otel.metrics.span-names": ["load", "train"]}), traced_cluster_of() as traced:
+        client, receiver = traced.client, traced.receiver
+        with span("load"):
+            wait(client.submit(inc, 1, key="inc-1"))
+            with span("part"):
+                wait(client.submit(inc, 2, key=("inc-loaded", 1)))
+            with span("train"):
+                wait(client.submit(inc, 3, key=("inc-trained", 1)))
+        with span("save"):
+            wait(client.submit(inc, 4, key=("inc-saved", 1)))
+        wait(client.submit(inc, 5, key=("inc-other", 1)))
+        expected = {("load",): 2, ("train",): 1, ("",): 2}
+        become(client, lambda: totals(samples(receiver), TASK_ATTEMPTS.name, names.SPAN_NAME), expected)
+        found = distributions(receiver, TASK_DURATION.name, *DURATION, names.SPAN_NAME)
+        counted: Counter[tuple[str, ...]] = Counter()
+        for of, one in found.items():
+            counted[of[3:]] += one.total
+        assert counted == expected
 
 
 # -- transfers ---------------------------------------------------------------------------------------------------------

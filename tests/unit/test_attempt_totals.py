@@ -46,26 +46,26 @@ def test_the_reasons_sum_to_what_the_computations_say(totals: AttemptTotals) -> 
         ("inc", "recomputed"): 1.0,
     }
     assert sum(totals.wasted.values()) == whole.wasted
-    assert totals.attempts == {("inc", outcome): n for outcome, n in whole.counts.items()}
+    assert totals.attempts == {("inc", outcome, ""): n for outcome, n in whole.counts.items()}
 
 
 def test_a_cancelled_run_that_goes_on_is_counted_once(totals: AttemptTotals) -> None:
     totals.go_on("inc", 2)
-    assert (totals.attempts, totals.wasted) == ({("inc", "cancelled"): 2}, {})
+    assert (totals.attempts, totals.wasted) == ({("inc", "cancelled", ""): 2}, {})
     totals.add("inc", sums(names.CANCELLED, going=-1), late=True)
     totals.add("inc", sums(names.DISCARDED, going=-1), late=True)
-    assert totals.attempts == {("inc", "cancelled"): 2}
+    assert totals.attempts == {("inc", "cancelled", ""): 2}
     assert totals.wasted == {("inc", "cancelled"): 2.0}
     totals.add("inc", sums(names.CANCELLED), late=True)
-    assert totals.attempts["inc", "cancelled"] == 3
+    assert totals.attempts["inc", "cancelled", ""] == 3
 
 
 def test_one_that_is_cancelled_when_its_group_was_told_is_counted_once_too(totals: AttemptTotals) -> None:
     totals.add("inc", sums(going=1), late=True)
     totals.add("inc", sums(names.CANCELLED, going=-1), late=True)
-    assert totals.attempts == {("inc", "cancelled"): 1}
+    assert totals.attempts == {("inc", "cancelled", ""): 1}
     totals.add("inc", sums(names.CANCELLED), late=True)  # It began and ended in one message.
-    assert totals.attempts == {("inc", "cancelled"): 2}
+    assert totals.attempts == {("inc", "cancelled", ""): 2}
 
 
 @given(st.lists(st.tuples(st.sampled_from(names.TASK_OUTCOMES), st.integers(-2, 2), st.booleans())))
@@ -129,10 +129,10 @@ def test_a_computation_that_is_not_traced_is_counted_group_by_group(how: str) ->
     assert tell(scheduler, handed["inc-1"], names.SUCCESS)
     assert tell(scheduler, handed["add-1"], names.FAILED)
     assert not scheduler.tick()
-    assert scheduler.model.totals.attempts == {("inc", "success"): 1, ("add", "failed"): 1}
+    assert scheduler.model.totals.attempts == {("inc", "success", ""): 1, ("add", "failed", ""): 1}
     assert scheduler.model.totals.wasted == {("add", "failed"): 1.0}
     assert not tell(scheduler, handed["inc-1"], names.CANCELLED, prefix="inc")
-    assert scheduler.model.totals.attempts["inc", "cancelled"] == 1
+    assert scheduler.model.totals.attempts["inc", "cancelled", ""] == 1
     assert scheduler.emitted == []
     assert_empty(scheduler.model)
 
@@ -168,7 +168,7 @@ def test_what_is_not_traced_is_lost_and_computed_again_all_the_same() -> None:
     assert (again.parent[:2], again.previous, again.cause) == ((b"t" * 16, b"c" * 8), b"", names.RECOMPUTED)
     assert second is not None
     assert (second.attempt, second.previous, second.cause) == (2, b"", "")
-    assert scheduler.model.totals.attempts == {("base", "success"): 1, ("held", "lost"): 1}
+    assert scheduler.model.totals.attempts == {("base", "success", ""): 1, ("held", "lost", ""): 1}
     assert scheduler.model.totals.wasted == {("held", "lost"): 1.0}
 
 
@@ -180,5 +180,5 @@ def test_attempts_of_workers_without_dask_otel_are_counted_by_the_scheduler() ->
     scheduler.dispatch("inc-2")
     scheduler.end("inc-2", "erred")
     assert not scheduler.tick()
-    assert scheduler.model.totals.attempts == {("inc", "success"): 1, ("inc", "failed"): 1}
+    assert scheduler.model.totals.attempts == {("inc", "success", ""): 1, ("inc", "failed", ""): 1}
     assert scheduler.model.totals.wasted == {}

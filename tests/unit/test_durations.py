@@ -18,16 +18,16 @@ def test_prefixes_that_are_not_given_out_are_folded_and_stay_so() -> None:
     folding.choose({"idle": 0.5, "busy": 1.0})
     found = durations.snapshots(folding.shown)
     assert {of: (one.total, one.sum) for of, one in found.items()} == {
-        ("busy", "success", ""): (1, 1.0),
-        ("other", "success", ""): (1, 0.5),
+        ("busy", "success", "", ""): (1, 1.0),
+        ("other", "success", "", ""): (1, 0.5),
     }
     for prefix in ("idle", "new", "busy"):
         durations.add(prefix, names.SUCCESS, 2.0, "", None)
     folding.choose({"idle": 100.0, "busy": 3.0, "new": 2.0})
     found = durations.snapshots(folding.shown)
     assert {of: (one.total, one.sum, one.min, one.max) for of, one in found.items()} == {
-        ("busy", "success", ""): (2, 3.0, 1.0, 2.0),
-        ("other", "success", ""): (3, 4.5, 0.5, 2.0),
+        ("busy", "success", "", ""): (2, 3.0, 1.0, 2.0),
+        ("other", "success", "", ""): (3, 4.5, 0.5, 2.0),
     }
     assert [sum(one.counts) for one in found.values()] == [one.total for one in found.values()]
 
@@ -38,7 +38,7 @@ def test_error_types_are_few() -> None:
         durations.add("inc", names.FAILED, 1.0, f"Error{n}", None)
     found = durations.snapshots(lambda prefix: prefix)
     assert len(found) == MAX_ERROR_TYPES + 1
-    assert found["inc", "failed", names.OTHER_ERROR].total == 5
+    assert found["inc", "failed", names.OTHER_ERROR, ""].total == 5
 
 
 def test_what_is_noted_is_bounded_and_nothing_is_missing() -> None:
@@ -46,7 +46,7 @@ def test_what_is_noted_is_bounded_and_nothing_is_missing() -> None:
     for _ in range(3 * MAX_NOTED + 1):
         durations.add("inc", names.SUCCESS, 1.0, "", None)
         assert len(durations._noted) < MAX_NOTED
-    assert durations.snapshots(lambda prefix: prefix)["inc", "success", ""].total == 3 * MAX_NOTED + 1
+    assert durations.snapshots(lambda prefix: prefix)["inc", "success", "", ""].total == 3 * MAX_NOTED + 1
 
 
 def test_a_kept_span_is_an_exemplar_of_what_was_measured_in_it() -> None:
@@ -58,7 +58,7 @@ def test_a_kept_span_is_an_exemplar_of_what_was_measured_in_it() -> None:
     assert [one.exemplars for one in found] == [
         (Exemplar(value, 1000.0, b"t" * 16, b"s" * 8),) for value in (0.2, 0.5, 1000.0, 2000.0)
     ]
-    assert durations.snapshots(lambda prefix: prefix)["inc", "success", ""].exemplars == ()
+    assert durations.snapshots(lambda prefix: prefix)["inc", "success", "", ""].exemplars == ()
 
 
 def _of(transfers: TransferDurations) -> list[tuple[Distributions, tuple[str, ...]]]:
