@@ -35,7 +35,7 @@ class Kept(NamedTuple):
 
 
 class TaskDurations:
-    """Durations of attempts by prefix, outcome and error type.
+    """Durations of attempts by prefix, outcome, error type and name of the user's span.
 
     Examples
     --------
@@ -44,17 +44,25 @@ class TaskDurations:
     >>> durations.add("inc", "failed", 0.1, "ValueError", None)
     >>> durations.count()
     >>> [(of, histogram.sum) for of, histogram in durations.snapshots().items()]
-    [(('inc', 'success', ''), 0.2), (('inc', 'failed', 'ValueError'), 0.1)]
+    [(('inc', 'success', '', ''), 0.2), (('inc', 'failed', 'ValueError', ''), 0.1)]
     """
 
     def __init__(self, histograms: Histograms) -> None:
-        self._noted: list[tuple[str, str, float, str, Kept | None]] = []
+        self._noted: list[tuple[str, str, float, str, Kept | None, str]] = []
         self._found = histograms.of(TASK_DURATION)
         self._error_types = Vocabulary(names.OTHER_ERROR, MAX_ERROR_TYPES)
 
-    def add(self, prefix: str, outcome: str, seconds: float, error_type: str, kept: Kept | None) -> None:
-        """Note an attempt that has ended; ``kept`` if its span is sent, ``error_type`` empty if it has none."""
-        self._noted.append((prefix, outcome, seconds, error_type, kept))
+    def add(
+        self,
+        prefix: str,
+        outcome: str,
+        seconds: float,
+        error_type: str,
+        kept: Kept | None,
+        span_name: str = "",
+    ) -> None:
+        """Note an attempt that has ended; ``kept`` if its span is sent. Texts are empty where there is none."""
+        self._noted.append((prefix, outcome, seconds, error_type, kept, span_name))
         if len(self._noted) >= MAX_NOTED:
             self.count()
 
@@ -66,12 +74,11 @@ class TaskDurations:
         """Count what was noted: in the thread that notes."""
         noted, self._noted = self._noted, []
         record = self._found.record
-        for prefix, outcome, seconds, error_type, kept in noted:
+        for prefix, outcome, seconds, error_type, kept, span_name in noted:
             if error_type:
                 error_type = self._error_types.name(error_type)
-            record(
-                (prefix, outcome, error_type), seconds, kept.exemplar(seconds) if kept is not None else None
-            )
+            of = (prefix, outcome, error_type, span_name)
+            record(of, seconds, kept.exemplar(seconds) if kept is not None else None)
 
     def snapshots(self) -> dict[tuple[str, ...], Histogram]:
         """What was counted."""

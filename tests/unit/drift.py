@@ -869,6 +869,16 @@ STATIC = [
         _has("distributed.worker_state_machine:GatherDepSuccessEvent", "data"),
     ),
     Fact(
+        f"{TRANSFERS}._wrap_get_data",
+        "a request for data that is refused to be answered by a dictionary, others by none",
+        _says("distributed.worker", 'return {"status": "busy"}', "return Status.dont_reply"),
+    ),
+    Fact(
+        f"{TRANSFERS}._size",
+        "actors to be asked for like data",
+        _says("distributed.worker", "if k in self.state.actors:"),
+    ),
+    Fact(
         "seam/transfers.py _OUTCOMES",
         "these labels of transfers that did not",
         _says(
