@@ -323,7 +323,7 @@ OTHER_SECONDS = _instrument(
     "s",
     _SCHEDULER,
     (LOOP_PART,),
-    "What `other` of `dask.scheduler.handler.time` is made of, estimated from some 50 rounds of the loop a second; all of "
+    "What `other` of `dask.scheduler.handler.time` is made of, estimated from some 20 rounds of the loop a second; all of "
     "it is `other`. `read`: sockets; `write`: messages serialized and written; `connection`: messages read and handed to their "
     "handlers where no handler has them, and replies; `transition`: tasks, outside handlers; `periodic`: timers; "
     "`tornado`, `asyncio`: their own; `rest`: all else.",
