@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from threading import Event
 
 from dask_otel.distributions import Exemplar, Histogram
@@ -57,6 +57,8 @@ class Feed:
         self.replayed = {key: value for key, value in before.items() if isinstance(value, Histogram)}
         #: Whether readers have had its totals, and the last ones.
         self.begun = self.read = False
+        self.take()
+        self._first = dict(_totals(self.last))
 
     @property
     def ended(self) -> bool:
@@ -92,12 +94,10 @@ class Feed:
 
     def read_totals(self) -> None:
         """Bring `given` up to the last snapshot."""
-        for instrument, points in self.last:
-            if instrument.kind == COUNTER:
-                for attributes, value in points:
-                    key = instrument.name, attributes
-                    assert not isinstance(value, Histogram)
-                    self.given[key] = value - self._before(key)
+        for key, value in _totals(self.last):
+            if not isinstance(value, Histogram):
+                self.given[key] = value - self._before(key)
+        self.begun, self._first = True, {}
 
     def read_values(self) -> Iterator[tuple[Series, float, Exemplar | None]]:
         """What came into histograms since it was read last."""
@@ -111,9 +111,16 @@ class Feed:
                         yield key, value, exemplar
 
     def go_on(self, given: dict[Series, float]) -> None:
-        """It has been here before and gave so much."""
+        """It has been here before and gave so much: what it had when it came again is no news."""
         self.given = given
-        self.before = {**self.before, **{key: self._before(key) - total for key, total in given.items()}}
+        self.before = {
+            key: value - given.get(key, 0)
+            for key, value in self._first.items()
+            if not isinstance(value, Histogram)
+        }
+        self.before |= {key: -total for key, total in given.items() if key not in self.before}
+        self.replayed = {key: value for key, value in self._first.items() if isinstance(value, Histogram)}
+        self.unread.popleft()
 
     def _before(self, key: Series) -> float:
         before = self.before.get(key, 0)
@@ -125,6 +132,13 @@ class Feed:
             self.take()
         finally:
             done.set()
+
+
+def _totals(of: Iterable[Measured]) -> Iterator[tuple[Series, float | Histogram]]:
+    for instrument, points in of:
+        if instrument.kind in (COUNTER, HISTOGRAM):
+            for attributes, value in points:
+                yield (instrument.name, attributes), value
 
 
 def _nobody(last: bool) -> None:

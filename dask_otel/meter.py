@@ -65,7 +65,7 @@ class Meter:
         self._next: asyncio.TimerHandle | None = None
         self._look: asyncio.TimerHandle | None = None
         self._feed: tuple[provided.Provided, Feed] | None = None
-        #: What has gone our own way, if it was left.
+        #: What has gone our own way, once that is not taken any more.
         self._before: Totals | None = None
         self._began = 0.0
 
@@ -161,8 +161,9 @@ class Meter:
     def _provide(self, provider: MeterProvider) -> None:
         if self._before is None:
             self._seam.install()
+            self._before = {}
         into = provided.of(provider, SCOPE)
-        self._feed = into, Feed(self._points, self._who, self._before or {})
+        self._feed = into, Feed(self._points, self._who, self._before)
         into.join(self._feed[1])
 
     def _points(self) -> Sequence[Measured]:

@@ -182,7 +182,6 @@ class Provided:
     def _read(self, feed: Feed, who: Attributes) -> bool:
         if not feed.begun and who in self._left:
             feed.go_on(self._left.pop(who))
-        feed.begun = True
         feed.read_totals()
         for (name, attributes), value, exemplar in feed.read_values():
             self._values.append(_Value(name, value, dict(attributes + who), exemplar))
@@ -250,10 +249,10 @@ def of(provider: MeterProvider, scope: Scope) -> Provided:
         return found
 
 
-def found(provider: MeterProvider) -> Provided | None:
-    """Our instruments on a provider, if a server has used it."""
+def fed() -> list[tuple[MeterProvider, Provided]]:
+    """The providers that have instruments of ours."""
     with _lock:
-        return _all.get(provider)
+        return list(_all.items())
 
 
 def is_read(provider: MeterProvider) -> bool:

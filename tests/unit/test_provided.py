@@ -46,9 +46,11 @@ class Server:
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
         self.measured: list[Measured] = []
+        self.broken = False
         self.snapshots: list[threading.Thread] = []
 
     def collect(self) -> Sequence[Measured]:
+        assert not self.broken
         self.snapshots.append(threading.current_thread())
         return list(self.measured)
 
@@ -166,8 +168,8 @@ def test_readers_get_every_kind_once_with_who_it_is_of(server: Server) -> None:
         (LEASE_WAIT.name, "s", "c", "0"): 0.25,
         (GRAPH_UPDATE_SECONDS.name, "order", "c", "0"): (1, 0.02, (0,) * 4 + (1,) + (0,) * 12),
     }
-    # One snapshot for each collection, on the event loop.
-    assert server.snapshots == [server.thread] * 2
+    # One snapshot at the beginning and for each collection, on the event loop.
+    assert server.snapshots == [server.thread] * 3
     assert feed.who == W0
 
 
@@ -260,23 +262,55 @@ def test_one_that_has_gone_gives_its_last_totals_to_all_readers_and_then_nothing
 
 
 def test_one_that_comes_again_goes_on_and_no_total_falls(server: Server) -> None:
+    """Whether its own counters have begun at zero again (inc) or went on (add)."""
     readers = InMemoryMetricReader(), InMemoryMetricReader(preferred_temporality=DELTA)
     _, into = application(*readers)
-    series = COMPUTE_SECONDS.name, "inc", "c", "0"
+
+    def given() -> list[tuple[float | None, float | None]]:
+        found = [collected(reader) for reader in readers]
+        return [
+            (
+                one.get((COMPUTE_SECONDS.name, "inc", "c", "0")),
+                one.get((COMPUTE_SECONDS.name, "add", "c", "0")),
+            )
+            for one in found
+        ]
+
     feed = server.feed(into)
-    server.measured = [seconds(inc=5.0)]
-    assert [collected(reader)[series] for reader in readers] == [5.0, 5.0]
-    server.measured = [seconds(inc=6.0)]
+    server.measured = [seconds(inc=5.0, add=2.0)]
+    assert given() == [(5.0, 2.0), (5.0, 2.0)]
+    server.measured = [seconds(inc=6.0, add=2.0)]
     server.leave(into, feed)
-    server.measured = [seconds(add=1.0)]
+    server.measured = [seconds(add=3.0)]
     feed = server.feed(into)
-    assert [collected(reader)[series] for reader in readers] == [6.0, 1.0]
-    server.measured = [seconds(inc=0.5, add=1.0)]
-    assert [collected(reader)[series] for reader in readers] == [6.5, 0.5]
+    assert given() == [(6.0, 2.0), (1.0, 0.0)]
+    server.measured = [seconds(inc=0.5, add=4.0)]
+    assert given() == [(6.5, 3.0), (0.5, 1.0)]
     server.leave(into, feed)
-    server.measured = [seconds(inc=0.25)]
+    server.measured = [seconds(inc=0.0, add=4.0)]
     feed = server.feed(into)
-    assert [collected(reader)[series] for reader in readers] == [6.75, 0.25]
+    server.measured = [seconds(inc=0.25, add=4.0)]
+    assert given() == [(6.75, 3.0), (0.25, 0.0)]
+    del feed
+
+
+def test_values_of_histograms_are_recorded_once_where_a_server_comes_again(server: Server) -> None:
+    reader = InMemoryMetricReader()
+    _, into = application(reader)
+    durations = Distributions(GRAPH_UPDATE_SECONDS)
+
+    def record(value: float) -> None:
+        durations.record(("order",), value)
+        server.measured = [measured(GRAPH_UPDATE_SECONDS, durations.snapshots())]
+
+    feed = server.feed(into)
+    record(0.02)
+    assert [one[:2] for one in collected(reader).values()] == [(1, 0.02)]
+    server.leave(into, feed)
+    record(0.5)
+    feed = server.feed(into)
+    record(0.03)
+    assert [one[:2] for one in collected(reader).values()] == [(2, 0.05)]
     del feed
 
 
@@ -404,8 +438,8 @@ def test_a_server_that_cannot_be_read_costs_no_other_metric(
     bad, good = make_server(), make_server()
     bad.loop.call_soon_threadsafe(bad.loop.set_exception_handler, lambda loop, context: None)
     good.measured = [seconds(inc=1.0)]
-    bad.collect = lambda: 1 / 0  # type: ignore[assignment, return-value]
     feeds = bad.feed(into), good.feed(into, W1)
+    bad.broken = True
     provider.get_meter("shop").create_counter("orders").add(3)
     data = reader.get_metrics_data()
     assert data is not None
@@ -446,9 +480,13 @@ def test_a_forked_child_gives_nothing(server: Server) -> None:
 
 def test_a_provider_is_found_again_and_let_go_of() -> None:
     provider = MeterProvider([InMemoryMetricReader()], shutdown_on_exit=False)
-    assert provided.found(provider) is None
+    assert provider not in dict(provided.fed())
     into = provided.of(provider, SCOPE)
     assert into._ready.wait(DEADLINE)
-    assert provided.found(provider) is provided.of(provider, SCOPE) is into
+    assert dict(provided.fed())[provider] is provided.of(provider, SCOPE) is into
     assert provided.is_read(provider)
     assert not provided.is_read(MeterProvider(shutdown_on_exit=False))
+    seen = weakref.ref(into)
+    del provider, into
+    gc.collect()
+    assert seen() is None
