@@ -6,6 +6,8 @@ tasks runs each time, after a small one that warms up. What is counted is the CP
 the workers' processes and of all of them with the client, from before the graph is submitted until everything is sent.
 Medians over the rounds' ratios, with the quartiles.
 
+With ``--metrics`` it is what metrics cost: both ways with dask-otel, the one with traces only, the other with both.
+
     python benchmarks/overhead.py --tasks 2000 --rounds 15
 """
 
@@ -46,6 +48,8 @@ server.serve_forever()
 def process(*command: str) -> Iterator[subprocess.Popen[str]]:
     started = subprocess.Popen(
         [sys.executable, *command],
+        # Servers that were told nothing go by what comes with `enable`.
+        env={name: value for name, value in os.environ.items() if not name.startswith("OTEL_")},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -58,9 +62,13 @@ def process(*command: str) -> Iterator[subprocess.Popen[str]]:
 
 
 class Cluster:
-    """A scheduler and workers, each a process of its own, and a client of them in this one."""
+    """A scheduler and workers, each a process of its own, and a client of them in this one.
 
-    def __init__(self, stack: ExitStack, folder: Path, workers: int) -> None:
+    What is compared is without dask-otel, or with ``baseline`` for ``OTEL_METRICS_EXPORTER``, and with it.
+    """
+
+    def __init__(self, stack: ExitStack, folder: Path, workers: int, baseline: str | None = None) -> None:
+        self.baseline = baseline
         file = folder / "scheduler.json"
         common = ["--scheduler-file", str(file), "--no-dashboard"]
         scheduler = stack.enter_context(process("-m", "dask", "scheduler", *common, "--port", "0"))
@@ -83,17 +91,20 @@ class Cluster:
 
     def run(self, tasks: int, on: bool) -> tuple[float, float, float]:
         """CPU seconds that one graph takes of the scheduler, of the workers, and of all with the client."""
-        if on:
+        enabled = on or self.baseline is not None
+        if self.baseline is not None:
+            os.environ["OTEL_METRICS_EXPORTER"] = "otlp" if on else self.baseline
+        if enabled:
             dask_otel.enable(self.client)
         self._compute(100)
         before = self.cpu()
         self._compute(tasks)
-        if on:
+        if enabled:
             dask_otel.flush(self.client)
         else:
             time.sleep(0.1)
         scheduler, workers, client = (b - a for a, b in zip(before, self.cpu(), strict=True))
-        if on:
+        if enabled:
             dask_otel.disable(self.client)
         return scheduler, workers, scheduler + workers + client
 
@@ -117,7 +128,9 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--traces-only", action="store_true", help="without metrics")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--traces-only", action="store_true", help="without metrics")
+    which.add_argument("--metrics", action="store_true", help="what metrics add to traces")
     arguments = parser.parse_args()
     if arguments.traces_only:
         os.environ["OTEL_METRICS_EXPORTER"] = "none"
@@ -126,7 +139,8 @@ def main() -> None:
         sink = stack.enter_context(process("-c", SINK))
         assert sink.stdout is not None
         os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{sink.stdout.readline().strip()}"
-        report(measure(Cluster(stack, folder, arguments.workers), arguments), arguments)
+        baseline = "none" if arguments.metrics else None
+        report(measure(Cluster(stack, folder, arguments.workers, baseline), arguments), arguments)
 
 
 def measure(

@@ -10,6 +10,7 @@ Rules
 from __future__ import annotations
 
 from bisect import bisect_left
+from operator import add
 from typing import ClassVar, NamedTuple
 
 from dask_otel.instruments import Instrument
@@ -91,6 +92,22 @@ class Distributions:
             found.exemplars[at] = exemplar
         if self.recent and len(found.values) < self.recent:
             found.values.append(value)
+
+    def series(self) -> list[tuple[str, ...]]:
+        """What there are histograms of."""
+        return list(self._series)
+
+    def move(self, of: tuple[str, ...], to: tuple[str, ...]) -> None:
+        """Add one series to another and forget it."""
+        moved = self._series.pop(of)
+        into = self._series.setdefault(to, moved)
+        if into is not moved:
+            into.counts = list(map(add, into.counts, moved.counts))
+            into.sum += moved.sum
+            into.min = min(into.min, moved.min)
+            into.max = max(into.max, moved.max)
+            into.exemplars |= moved.exemplars
+            into.values += moved.values
 
     def snapshots(self) -> dict[tuple[str, ...], Histogram]:
         """What there is now; each exemplar and each kept value is given out once."""

@@ -142,7 +142,7 @@ TASK_DURATION = _instrument(
     "s",
     _WORKER,
     (TASK_PREFIX, OUTCOME, ERROR_TYPE),
-    "Of each attempt, from its start on the worker until its result is stored.",
+    "Of each attempt that its worker saw end, from its start until its result is stored: its span's, sampled or not.",
     _TASK_SECONDS,
 )
 TASK_ATTEMPTS = _instrument(
@@ -151,7 +151,7 @@ TASK_ATTEMPTS = _instrument(
     "{attempt}",
     _SCHEDULER,
     (TASK_PREFIX, OUTCOME),
-    "Attempts that have ended.",
+    "Attempts that have ended, of computations that are not sampled too.",
 )
 WASTED_SECONDS = _instrument(
     "dask.task.wasted.time",
@@ -160,7 +160,7 @@ WASTED_SECONDS = _instrument(
     _SCHEDULER,
     (TASK_PREFIX, WASTE_REASON),
     "Seconds of attempts whose result nobody had, and of those that computed a lost result again: `lost`, "
-    "`recomputed`, `failed`, `cancelled`.",
+    "`recomputed`, `failed`, `cancelled` (as in Dask's own metering also those that are `rescheduled` or `discarded`).",
 )
 TRANSFER_SECONDS = _instrument(
     "dask.transfer.duration",
@@ -168,7 +168,7 @@ TRANSFER_SECONDS = _instrument(
     "s",
     _WORKER,
     (TRANSFER_DIRECTION, TRANSFER_OUTCOME),
-    "Of each transfer between workers: `incoming` (gather-dep), `outgoing` (get-data).",
+    "Of each transfer: `incoming` (gather-dep, replicate, rebalance), `outgoing` (get-data: to workers, scheduler, clients).",
     _SECONDS,
 )
 TRANSFER_BYTES = _instrument(
@@ -177,7 +177,7 @@ TRANSFER_BYTES = _instrument(
     "By",
     _WORKER,
     (TRANSFER_DIRECTION, TRANSFER_OUTCOME),
-    "Bytes of each transfer between workers, as Dask counts them; left out where none came.",
+    "Bytes of each transfer, as Dask counts them; left out where none came.",
     _BYTES,
 )
 TRANSFER_BANDWIDTH = _instrument(
@@ -256,10 +256,10 @@ TRANSFER_IO = _instrument(
     "By",
     _WORKER,
     (TRANSFER_DIRECTION,),
-    "Bytes of transfers, open and failed ones included, as Dask counts them.",
+    "Bytes of `outgoing` transfers, open and failed ones included, as Dask counts them; it has no such total of incoming ones.",
 )
 SPILL_SECONDS = _instrument(
-    "dask.worker.spill.time",
+    "dask.worker.spill.activity.time",
     COUNTER,
     "s",
     _WORKER,
@@ -314,7 +314,7 @@ GRAPH_UPDATE_SECONDS = _instrument(
     "s",
     _SCHEDULER,
     (GRAPH_PHASE,),
-    "Of each submitted graph, by phase: `materialize`, `order`, `init`.",
+    "Of each submitted graph, by phase: `materialize`, `order`, `init`; one that failed has none.",
     (*_SECONDS, 300.0),
 )
 ACTIVE_COMPUTATIONS = _instrument(
@@ -396,7 +396,7 @@ TASK_TRANSITIONS = _instrument(
     "Times that a task came into a state.",
 )
 TASK_GROUPS = _instrument(
-    "dask.scheduler.task.groups",
+    "dask.scheduler.task.group.count",
     UP_DOWN_COUNTER,
     "{group}",
     _SCHEDULER,
@@ -425,7 +425,7 @@ SCHEDULER_MEMORY = _instrument(
     "By",
     _SCHEDULER,
     (TASK_PREFIX,),
-    "Bytes of results that are kept in the cluster, replicas not counted.",
+    "Bytes of results, replicas not counted; as Dask counts them, until the last task of their group is forgotten.",
 )
 STEALING_REQUESTS = _instrument(
     "dask.scheduler.stealing.requests",
@@ -499,7 +499,7 @@ LOOP_LAG = _instrument(
     "s",
     _BOTH,
     (),
-    "How late the event loop was, measured ten times a second.",
+    "How late the event loop called a timer, ten times a second: as long as something blocks the loop. Up to 1 ms of it is the loop's own resolution.",
     _PAUSES,
 )
 LOOP_TICKS = _instrument(
@@ -519,7 +519,8 @@ GC_PAUSE = _instrument(
     "s",
     _BOTH,
     (GC_GENERATION,),
-    "Of each garbage collection in the server's process.",
+    "Of each garbage collection in the server's process, all of whose threads it stops; servers that share a process tell "
+    "of the same.",
     _PAUSES,
 )
 GIL_SECONDS = _instrument(

@@ -41,6 +41,29 @@ class Counting(Protocol):
     def uninstall(self) -> None: ...
 
 
+class Several:
+    """Those that count, as one: installed in their order, uninstalled in the other."""
+
+    def __init__(self, *counting: Counting) -> None:
+        self._counting = counting
+
+    def install(self) -> None:
+        """Where one cannot, none is left installed."""
+        done: list[Counting] = []
+        try:
+            for one in self._counting:
+                done.append(one)
+                one.install()
+        except BaseException:
+            for one in reversed(done):
+                one.uninstall()
+            raise
+
+    def uninstall(self) -> None:
+        for one in reversed(self._counting):
+            one.uninstall()
+
+
 class Meter:
     """The metrics of one server.
 

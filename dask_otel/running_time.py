@@ -15,27 +15,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 
-class _Integrals:
-    """By name the integral over time of a number that changes."""
-
-    __slots__ = ("_counts", "_seconds", "_since")
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-        self._counts: dict[str, int] = {}
-        self._since: dict[str, float] = {}
-
-    def change(self, now: float, name: str, by: int) -> None:
-        count = self._counts.get(name, 0)
-        self._seconds[name] = self._seconds.get(name, 0.0) + count * (now - self._since.get(name, now))
-        self._counts[name] = count + by
-        self._since[name] = now
-
-    def totals(self, now: float) -> dict[str, float]:
-        counts, since = self._counts, self._since
-        return {name: seconds + counts[name] * (now - since[name]) for name, seconds in self._seconds.items()}
-
-
 class RunningTime:
     """Seconds of one worker's tasks by prefix; a task is whatever tells it from the others that run.
 
@@ -52,24 +31,30 @@ class RunningTime:
     ({'inc': 3.0, 'load': 2.0}, {'inc': 0.0, 'load': 0.0}, {'load': 97.0})
     """
 
-    __slots__ = ("_away", "_compute", "_holding", "_latest", "_seceded")
+    __slots__ = ("_away", "_compute", "_given", "_holding", "_latest", "_seceded")
 
     def __init__(self) -> None:
-        self._latest: float | None = None
-        #: Tasks that hold a slot: their prefix, and since when (s).
+        self._latest = float("-inf")
+        #: Tasks that hold a slot, and tasks that have seceded: their prefix, and since when (s).
         self._holding: dict[Hashable, tuple[str, float]] = {}
-        #: Tasks that have seceded: their prefix.
-        self._away: dict[Hashable, str] = {}
-        self._compute = _Integrals()
-        self._seceded = _Integrals()
+        self._away: dict[Hashable, tuple[str, float]] = {}
+        #: Seconds by prefix of the tasks that hold a slot no more, that go on no more.
+        self._compute: dict[str, float] = {}
+        self._seceded: dict[str, float] = {}
+        #: What was answered last: sums of the same in another order may be less by a rounding.
+        self._given: tuple[dict[str, float], dict[str, float]] = ({}, {})
 
     def start(self, now: float, task: Hashable, prefix: str) -> None:
         """A task takes a slot."""
         if task in self._holding or task in self._away:
             raise ValueError(f"{task!r} starts and has not stopped: call stop first")
-        now = self._advance(now)
+        if now > self._latest:
+            self._latest = now
+        else:
+            now = self._latest
         self._holding[task] = prefix, now
-        self._compute.change(now, prefix, 1)
+        if prefix not in self._compute:
+            self._compute[prefix] = 0.0
 
     def secede(self, now: float, task: Hashable, prefix: str) -> None:
         """A task gives its slot back and goes on; it may have started before anybody looked."""
@@ -77,37 +62,52 @@ class RunningTime:
             raise ValueError(f"{task!r} has seceded already")
         now = self._advance(now)
         if task in self._holding:
-            prefix, _ = self._holding.pop(task)
-            self._compute.change(now, prefix, -1)
-        self._away[task] = prefix
-        self._seceded.change(now, prefix, 1)
+            prefix, since = self._holding.pop(task)
+            self._compute[prefix] += now - since
+        self._away[task] = prefix, now
+        self._seceded.setdefault(prefix, 0.0)
 
     def stop(self, now: float, task: Hashable) -> None:
         """A task has come to its end, whichever. Raises `KeyError` if it does not run."""
-        now = self._advance(now)
-        if task in self._away:
-            self._seceded.change(now, self._away.pop(task), -1)
+        if now > self._latest:
+            self._latest = now
         else:
-            prefix, _ = self._holding.pop(task)
-            self._compute.change(now, prefix, -1)
+            now = self._latest
+        if task in self._away:
+            prefix, since = self._away.pop(task)
+            self._seceded[prefix] += now - since
+        else:
+            prefix, since = self._holding.pop(task)
+            self._compute[prefix] += now - since
 
     def compute(self, now: float) -> dict[str, float]:
         """Seconds up to ``now`` (s) that tasks have held a slot."""
-        return self._compute.totals(self._advance(now))
+        return _totals(self._compute, self._holding, self._advance(now), self._given[0])
 
     def seceded(self, now: float) -> dict[str, float]:
         """Seconds up to ``now`` (s) that tasks have run without a slot."""
-        return self._seceded.totals(self._advance(now))
+        return _totals(self._seceded, self._away, self._advance(now), self._given[1])
 
     def executing(self, now: float) -> dict[str, float]:
         """Seconds since their start of the tasks that hold a slot at ``now`` (s); 0 where none does any more."""
         now = self._advance(now)
-        elapsed = dict.fromkeys(self._compute.totals(now), 0.0)
-        for prefix, start in self._holding.values():
-            elapsed[prefix] += now - start
+        elapsed = dict.fromkeys(self._compute, 0.0)
+        for prefix, since in self._holding.values():
+            elapsed[prefix] += now - since
         return elapsed
 
     def _advance(self, now: float) -> float:
-        if self._latest is None or now > self._latest:
+        if now > self._latest:
             self._latest = now
         return self._latest
+
+
+def _totals(
+    ended: dict[str, float], running: dict[Hashable, tuple[str, float]], now: float, given: dict[str, float]
+) -> dict[str, float]:
+    totals = ended.copy()
+    for prefix, since in running.values():
+        totals[prefix] += now - since
+    for prefix, total in totals.items():
+        given[prefix] = max(total, given.get(prefix, 0.0))
+    return given.copy()

@@ -51,9 +51,14 @@ class SchedulerTelemetry:
             sample=self._sample,
             detail=OFF,
             max_age=settings.max_age,
+            paused=self.seam.paused,
         )
         self.metrics = SchedulerMetrics(
-            scheduler, self.outlet, self.guard, active=lambda: len(self.model.unsettled)
+            scheduler,
+            self.outlet,
+            self.guard,
+            active=lambda: len(self.model.unsettled),
+            totals=self.model.totals,
         )
         self._loop = asyncio.get_running_loop()
         self._checking = False
@@ -107,6 +112,8 @@ class SchedulerTelemetry:
     def graph_finished(self, graph: object) -> None:
         assert isinstance(graph, Graph)
         self.model.finish(graph, time.time())
+        if self.metrics.meter.on:
+            self.metrics.graphs.add(graph.metrics)
         self._check_soon()
 
     # -- tasks --------------------------------------------------------------------------------------------------
@@ -164,8 +171,10 @@ class SchedulerTelemetry:
         """A worker sent sums, or says that it runs dask-otel."""
         if "hello" in message:
             self._worker_runs(address, message["hello"])
-        for group_id, sums in message.get("groups", ()):
-            self.model.add(group_id, sums)
+        groups = message.get("groups", ())
+        # A worker of another version may not name prefixes.
+        for (group_id, sums), prefix in zip(groups, message.get("prefixes") or [""] * len(groups)):
+            self.model.add(group_id, sums, prefix)
         if self.model.touched:
             self._check_soon()
 
@@ -310,8 +319,6 @@ class SchedulerOtel(SchedulerPlugin):
         if telemetry is not None:
             try:
                 telemetry.seam.transition(key, start, finish, stimulus_id)
-                if telemetry.metrics.meter.on:
-                    telemetry.metrics.seam.transition(key, start, finish)
             except Exception:
                 telemetry.guard.fault("transition")
 

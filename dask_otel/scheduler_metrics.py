@@ -2,29 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from dask_otel import instruments
+from dask_otel.attempt_totals import AttemptTotals
+from dask_otel.graph_phases import GraphPhases
 from dask_otel.guard import Guard
-from dask_otel.meter import Meter
+from dask_otel.health import Health
+from dask_otel.instruments import Instrument
+from dask_otel.meter import Meter, Several
 from dask_otel.outlet import Outlet
+from dask_otel.seam.scheduler_state import SchedulerStateSeam
 from dask_otel.seam.scheduler_time import SchedulerTimeSeam
-from dask_otel.series import Measured, keyed, measured
+from dask_otel.series import Folding, Measured, keyed, measured
 
 if TYPE_CHECKING:
     from distributed import Scheduler
+
+#: Prefixes that have series of their own.
+MAX_PREFIXES = 100
 
 
 class SchedulerMetrics:
     """The metrics of one scheduler; ``active`` gives how many computations are not settled."""
 
-    def __init__(self, scheduler: Scheduler, outlet: Outlet, guard: Guard, active: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        outlet: Outlet,
+        guard: Guard,
+        active: Callable[[], int],
+        totals: AttemptTotals,
+    ) -> None:
         self._active = active
+        self._totals = totals
+        self._folding = Folding(MAX_PREFIXES)
         self.seam = SchedulerTimeSeam(scheduler, guard)
-        self.meter = Meter(outlet, self.seam, self._measured, guard)
+        self._state = SchedulerStateSeam(scheduler, self._folding, guard)
+        self._health = Health(guard)
+        #: Is told of each graph that was worked in.
+        self.graphs = GraphPhases()
+        counting = Several(self.seam, self._health, self.graphs, totals, self._state)
+        self.meter = Meter(outlet, counting, self._measured, guard)
 
     def _measured(self) -> Iterator[Measured]:
         yield measured(instruments.IDLE_SECONDS, keyed(self.seam.idle_time()))
         yield measured(instruments.HANDLER_SECONDS, keyed(self.seam.handler_time()))
         yield measured(instruments.ACTIVE_COMPUTATIONS, {(): self._active()})
+        yield self.graphs.measured()
+        yield from self._health.measured()
+        # Gives out the prefixes that have series of their own.
+        yield from self._state.measured()
+        yield self._by_prefix(instruments.TASK_ATTEMPTS, self._totals.attempts)
+        yield self._by_prefix(instruments.WASTED_SECONDS, self._totals.wasted)
+
+    def _by_prefix(self, instrument: Instrument, values: Mapping[tuple[str, ...], float]) -> Measured:
+        return measured(instrument, self._folding.fold(values, 0))

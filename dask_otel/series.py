@@ -88,11 +88,15 @@ class Folding:
         self._shown.update(new[:room])
         self._folded = set(new[room:])
 
+    def shown(self, prefix: str) -> str:
+        """Under which prefix one is given out."""
+        return prefix if prefix in self._shown else OTHER
+
     def fold(self, values: Mapping[tuple[str, ...], float], at: int) -> dict[tuple[str, ...], float]:
         """The values with the prefix at position ``at`` replaced where it is not given out."""
         if all(of[at] in self._shown or not of[at] for of in values):
             return dict(values)
-        folded: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        folded: defaultdict[tuple[str, ...], float] = defaultdict(int)
         for of, value in values.items():
             shown = of if of[at] in self._shown or not of[at] else (*of[:at], OTHER, *of[at + 1 :])
             folded[shown] += value

@@ -30,14 +30,14 @@ class ThreadTime:
     __slots__ = ("_counts", "_latest", "_seconds")
 
     def __init__(self) -> None:
-        self._latest: float | None = None
+        #: Nobody has a thread before the first change.
+        self._latest = float("-inf")
         self._counts = (0, 0, 0, 0, 0)
         self._seconds = [0.0, 0.0, 0.0, 0.0, 0.0]
 
     def change(
         self,
         now: float,
-        *,
         threads: int,
         executing: int = 0,
         running: bool = True,
@@ -51,34 +51,39 @@ class ThreadTime:
         has tasks that it could run; a resource is missing (``constrained``); data is on its way (``waiting``). Else
         it is idle.
         """
-        self._advance(now)
-        executing = min(threads, executing)
+        if now > self._latest:
+            self._advance(now)
+        # Comparisons: each `min` would be a call.
+        if executing > threads:
+            executing = threads
         free = threads - executing
-        paused = limited = 0
-        if running:
-            limited = min(free, constrained)
-        else:
-            paused = min(free, ready + constrained)
-        free -= paused + limited
-        gathering = min(free, waiting)
+        paused = limited = gathering = 0
+        if free:
+            if running:
+                limited = constrained if constrained < free else free
+            else:
+                paused = ready + constrained if ready + constrained < free else free
+            free -= paused + limited
+            gathering = waiting if waiting < free else free
         self._counts = (executing, paused, limited, gathering, free - gathering)
 
     def totals(self, now: float) -> dict[str, float]:
         """Seconds by each of `names.THREAD_STATES` up to ``now`` (s)."""
-        self._advance(now)
+        if now > self._latest:
+            self._advance(now)
         return dict(zip(names.THREAD_STATES, self._seconds))
 
     def _advance(self, now: float) -> None:
-        latest = self._latest
-        if latest is None:
-            self._latest = now
-        elif now > latest:
-            self._latest = now
-            passed = now - latest
-            seconds = self._seconds
-            executing, paused, constrained, gathering, idle = self._counts
+        passed = now - self._latest
+        self._latest = now
+        seconds = self._seconds
+        executing, paused, constrained, gathering, idle = self._counts
+        # None of them times the eternity before the first change is no number.
+        if executing:
             seconds[0] += executing * passed
+        if idle:
+            seconds[4] += idle * passed
+        if paused or constrained or gathering:
             seconds[1] += paused * passed
             seconds[2] += constrained * passed
             seconds[3] += gathering * passed
-            seconds[4] += idle * passed

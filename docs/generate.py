@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/reference/telemetry.md from `dask_otel.names` and `dask_otel.instruments`.
+"""Writes docs/reference/telemetry.md from `dask_otel.names` and `dask_otel.instruments`, prometheus.md from `endpoint_names`.
 
     python docs/generate.py
 
@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dask_otel import names
+from dask_otel.endpoint_names import FOREIGN, SHOWN, Shown, prometheus_name
 from dask_otel.instruments import INSTRUMENTS
 from dask_otel.names import ATTRIBUTES, Attribute
 from dask_otel.series import OTHER
 from dask_otel.worker_metrics import MAX_PREFIXES
 
 PAGE = Path(__file__).parent / "reference" / "telemetry.md"
+ENDPOINTS = PAGE.with_name("prometheus.md")
 
 TEXT = """\
 <!-- Written by `python docs/generate.py` from dask_otel/names.py and dask_otel/instruments.py: change it there. -->
@@ -69,6 +71,25 @@ others are `{folded}`.
 ## Scope
 
 The instrumentation scope is `{scope}` with the version of dask-otel and the schema `{schema}`.
+"""
+
+ENDPOINTS_TEXT = """\
+<!-- Written by `python docs/generate.py` from dask_otel/endpoint_names.py: change it there. -->
+
+# What Dask's Prometheus endpoints show, and its names here
+
+Every number of Dask's that `/metrics` of a scheduler or worker shows, dask-otel sends too; no name is the same, so that both can be
+scraped and sent to one Prometheus. The third column is what Prometheus makes of the name (dots become underscores, the unit and
+`_total` are added), with the labels; an attribute's dots become underscores too. A worker or the scheduler is told by its resource:
+`instance` and `job` in Prometheus.
+
+{tables}
+Task prefixes and semaphores beyond the busiest are `{folded}` here; Dask shows all of them. Totals here never fall while a server
+lives. A series of a value that has always been 0 may be missing.
+
+Not sent, though the endpoints show them:
+
+{foreign}
 """
 
 SPANS = (
@@ -134,6 +155,35 @@ def page() -> str:
     )
 
 
+def endpoints_page() -> str:
+    """The page about Dask's endpoints."""
+    return ENDPOINTS_TEXT.format(
+        tables="\n".join(section for server in ("scheduler", "worker") for section in _endpoint(server)),
+        folded=OTHER,
+        foreign="\n".join(f"- `{beginning}…`: {why}." for beginning, why in FOREIGN.items()),
+    )
+
+
+def _endpoint(server: str) -> Iterator[str]:
+    yield (
+        f"## {server[0].upper()}{server[1:]}s\n\n"
+        "| Dask's | metric | in Prometheus | Dask's number and ours | |\n| --- | --- | --- | --- | --- |"
+    )
+    for one in SHOWN:
+        if one.role == server:
+            given = _code(prometheus_name(one.instrument) + _selected(one))
+            labels = ",".join(label for label, _ in one.labels)
+            name = _code(one.name + (f"{{{labels}}}" if labels else ""))
+            yield _row(name, _code(one.instrument.name), given, one.comparison, one.note)
+    yield ""
+
+
+def _selected(shown: Shown) -> str:
+    parts = [key.replace(".", "_") for _, key in shown.labels]
+    parts += [f'{key.replace(".", "_")}="{value}"' for key, value in shown.attributes]
+    return f"{{{','.join(parts)}}}" if parts else ""
+
+
 def targets() -> list[str]:
     """What attributes are on, in the order in which `names` comes to it; the resource last."""
     found = dict.fromkeys(target for attribute in ATTRIBUTES for target in attribute.on.split(", "))
@@ -171,3 +221,4 @@ def _row(*cells: str) -> str:
 if __name__ == "__main__":
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text(page())
+    ENDPOINTS.write_text(endpoints_page())

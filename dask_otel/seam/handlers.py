@@ -1,17 +1,18 @@
-"""The time of a server's event loop by the message handler that it runs, as calls to a `HandlerTime`.
+"""The time of a server's event loop by the message handler that it runs, as a `HandlerTime`.
 
 Rules
 -----
-1. A coroutine is timed each time that it is resumed, never while it waits: ``register-worker`` and ``register-client``
-   hold the read loops of their connections, in which all other messages of workers and clients are handled.
+1. A coroutine is timed each time that it is resumed, never while it waits, and no more once it has become the read loop
+   of its connection: reading is the loop's own work, ``other``, and the messages' handlers are timed by themselves.
 2. A handler is to distributed what it was: a coroutine function or none, its first parameter ``comm`` or not.
 3. A loop without a selector of its own (uvloop) has no ``idle``: its waiting is in ``other``, for it cannot be told apart.
+4. What is called for each message or turn of the loop costs two looks at the clock and no call of ours.
 
 Notes
 -----
 Servers may share a loop (``LocalCluster(processes=False)``): what the others do there is this one's ``other``, and
-``idle`` is the time in which none of them had anything to do. A connection that was there before `install`
-has its read loop in ``other``, and its messages in their handlers' time. A handler that is added later is not timed.
+``idle`` is the time in which none of them had anything to do. What ``register-worker`` and ``register-client`` do when
+their connection has ended is in ``other``. A handler that is added later is not timed.
 """
 
 from __future__ import annotations
@@ -31,14 +32,26 @@ _HOOK = "handler_time"
 
 
 class HandlerSeam:
-    """Hooks on one server's handlers and on its event loop, in whose thread everything here is called."""
+    """Hooks on one server's handlers and on its event loop, in whose thread everything here is called.
 
-    def __init__(self, server: Any, guard: Guard, clock: Callable[[], float]) -> None:
+    ``turn`` is told the moment of each turn of the loop, when it has done what there was to do.
+    """
+
+    def __init__(
+        self,
+        server: Any,
+        guard: Guard,
+        clock: Callable[[], float],
+        turn: Callable[[float], None] = lambda now: None,
+    ) -> None:
         self._server = server
         self._guard = guard
         self._clock = clock
+        self._turn = turn
         self._wraps = Wraps()
         self._times = HandlerTime(clock())
+        #: Read loops that have begun.
+        self._streams = 0
 
     def install(self) -> None:
         """Wrap the handlers that there are, and the loop's selector; what was counted before is forgotten."""
@@ -50,8 +63,9 @@ class HandlerSeam:
             self._wraps.entry(
                 server.stream_handlers, op, self._wrap_stream_handler(op, server.stream_handlers[op])
             )
-        selector = getattr(getattr(server.loop, "asyncio_loop", None), "_selector", None)
-        if selector is not None and hasattr(selector, "__dict__"):
+        self._wraps.attribute(server, "handle_stream", self._wrap_handle_stream(server.handle_stream))
+        selector = selector_of(server)
+        if selector is not None:
             self._wraps.attribute(selector, "select", self._wrap_select(selector.select))
 
     def uninstall(self) -> None:
@@ -67,12 +81,12 @@ class HandlerSeam:
         """A handler that replies: what it returns is awaited if it is a coroutine."""
         if inspect.iscoroutinefunction(original):
             return self._wrap_coroutine(op, original)
-        call = self._wrap_call(op, original)
+        call, tally = self._wrap_call(op, original), self._times.tally(op)
 
         @functools.wraps(original)
         def timed(*args: Any, **kwargs: Any) -> Any:
             result = call(*args, **kwargs)
-            return self._drive(op, result) if type(result) is types.CoroutineType else result
+            return self._drive(tally, result) if type(result) is types.CoroutineType else result
 
         return timed
 
@@ -82,66 +96,115 @@ class HandlerSeam:
         return wrap(op, original)
 
     def _wrap_call(self, op: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        return functools.wraps(original)(self._timed(op, original))
+        """`HandlerTime.enter` and `leave`, spelt out: this is called for each task that ends."""
+        times, clock, fault, tally = self._times, self._clock, self._guard.fault, self._times.tally(op)
 
-    def _timed(self, op: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        enter, leave, clock, fault = self._times.enter, self._times.leave, self._clock, self._guard.fault
-
+        @functools.wraps(original)
         def timed(*args: Any, **kwargs: Any) -> Any:
+            before = times.running
             try:
-                enter(op, clock())
+                now = clock()
+                before[0] += now - times.since
+                times.since = now
+                times.running = tally
             except Exception:
                 fault(_HOOK)
             try:
                 return original(*args, **kwargs)
             finally:
                 try:
-                    leave(clock())
+                    now = clock()
+                    tally[0] += now - times.since
+                    times.since = now
+                    times.running = before
                 except Exception:
                     fault(_HOOK)
 
         return timed
 
     def _wrap_select(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Called more often than anything else, three times for a task that comes alone."""
-        spent, clock, fault = self._times.spent, self._clock, self._guard.fault
+        """Called more often than anything else, three times for a task that comes alone; nothing else runs in it."""
+        times, clock, turn, fault = self._times, self._clock, self._turn, self._guard.fault
+        idle = times.tally(LOOP_IDLE)
 
         def select(timeout: float | None = None) -> Any:
             start = clock()
+            try:
+                turn(start)
+            except Exception:
+                fault(_HOOK)
             events = original(timeout)
             try:
-                spent(LOOP_IDLE, start, clock())
+                end = clock()
+                times.running[0] += start - times.since
+                idle[0] += end - start
+                times.since = end
             except Exception:
                 fault(_HOOK)
             return events
 
         return select
 
+    def _wrap_handle_stream(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def handle_stream(*args: Any, **kwargs: Any) -> Any:
+            self._streams += 1
+            return original(*args, **kwargs)
+
+        return handle_stream
+
     def _wrap_coroutine(self, op: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        tally = self._times.tally(op)
+
         @functools.wraps(original)
         async def timed(*args: Any, **kwargs: Any) -> Any:
-            return await self._sends(op, original(*args, **kwargs))
+            return await self._sends(tally, original(*args, **kwargs))
 
         return timed
 
-    async def _drive(self, op: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        return await self._sends(op, coroutine)
+    async def _drive(self, tally: list[float], coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return await self._sends(tally, coroutine)
 
     @types.coroutine
-    def _sends(self, op: str, coroutine: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
-        """``await coroutine``, as PEP 380 spells it out, with each of its resumptions timed."""
-        resume = send = self._timed(op, coroutine.send)
-        value: object = None
+    def _sends(self, tally: list[float], coroutine: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        """``await coroutine``, as PEP 380 spells it out, with its resumptions timed until it reads messages."""
+        resume: Callable[[Any], Any] = coroutine.send
+        value: Any = None
+        reads = False
         while True:
+            begun = self._streams
             try:
-                awaited = resume(value)
+                awaited = self._resume(tally, resume, value)
             except StopIteration as stop:
                 return stop.value
+            reads = reads or self._streams != begun
             try:
                 value = yield awaited
-                resume = send
+                resume = coroutine.send
             except GeneratorExit:
                 coroutine.close()
                 raise
             except BaseException as thrown:
-                value, resume = thrown, self._timed(op, coroutine.throw)
+                value, resume = thrown, coroutine.throw
+            if reads and value is None:
+                return (yield from coroutine)
+
+    def _resume(self, tally: list[float], resume: Callable[[Any], Any], value: Any) -> Any:
+        times, clock, fault, before = self._times, self._clock, self._guard.fault, self._times.running
+        try:
+            times.enter(tally, clock())
+        except Exception:
+            fault(_HOOK)
+        try:
+            return resume(value)
+        finally:
+            try:
+                times.leave(before, clock())
+            except Exception:
+                fault(_HOOK)
+
+
+def selector_of(server: Any) -> Any:
+    """What a server's loop waits in; ``None`` where it cannot be wrapped."""
+    selector = getattr(getattr(server.loop, "asyncio_loop", None), "_selector", None)
+    return selector if hasattr(selector, "__dict__") else None

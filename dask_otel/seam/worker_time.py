@@ -7,17 +7,18 @@ Rules
 2. A stimulus changes threads and tasks at one moment, that of its arrival: the threads' ``executing`` is the sum of
    the tasks' time, as long as no more tasks run than there are threads.
 3. Totals begin at `install`: threads and tasks from 0, activities from what ``Worker.digests_total`` has.
-4. `install` and `uninstall` are for the event loop; the getters are for any thread.
+4. Everything is called in the thread of the worker's event loop, the getters too.
 5. Between two stimuli nothing changes: a number of threads that is set by hand is seen at the next one.
+6. Amounts are read where Dask keeps those since the last heartbeat, at each heartbeat and when somebody asks: what is
+   digested costs nothing more, and ``digests_total`` may be cleared.
 """
 
 from __future__ import annotations
 
-import threading
+import functools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable
-from threading import get_ident
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dask_otel.guard import Guard
@@ -57,9 +58,6 @@ class WorkerTimeSeam:
         self._guard = guard
         self._clock = clock
         self._wraps = Wraps()
-        # Orders the event loop's changes and what others ask; held for microseconds. Reentrant, since the garbage
-        # collector may run anybody's code in between.
-        self._lock = threading.RLock()
         self._begin()
 
     def _begin(self) -> None:
@@ -69,25 +67,22 @@ class WorkerTimeSeam:
         #: Copies of the state's sets as of the last stimulus, and by what a change of them is known.
         self._executing: set[Any] = set()
         self._away: set[Any] = set()
-        self._seen: object = None
-        #: By key without the span's id. The event loop's own has no lock, since nobody else writes to it.
+        self._seen: tuple[Any, ...] = ()
+        #: By key without the span's id: all but what `_since` holds.
         self._digests: defaultdict[Hashable, float] = defaultdict(int)
-        self._digests_of_others: defaultdict[Hashable, float] = defaultdict(int)
+        #: Dask's own amounts since a heartbeat, the last or the one before.
+        self._since: Mapping[Hashable, float] = {}
 
     def install(self) -> None:
         """Wrap the worker's methods."""
         worker = self._worker
         self._begin()
-        for name, value in dict(worker.digests_total).items():
-            key = _fine(name)
-            if key is not None:
-                self._digests[key] += value
-        self._wraps.attribute(worker, "digest_metric", self._wrap_digest_metric(worker.digest_metric))
-        # A shuffle keeps the method that it found when it began.
-        for run in _shuffles(worker):
-            self._wraps.attribute(run, "digest_metric", self._wrap_digest_metric(run.digest_metric))
-        self._recount(self._clock())
+        _add(self._digests, worker.digests_total)
+        self._since = worker.digests_total_since_heartbeat
+        _add(self._digests, {name: -value for name, value in dict(self._since).items() if _fine(name)})
+        self._wraps.attribute(worker, "get_metrics", self._wrap_get_metrics(worker.get_metrics))
         handle = self._wrap_handle_stimulus(worker.handle_stimulus)
+        self._recount(self._clock())
         self._wraps.attribute(worker, "handle_stimulus", handle)
 
     def uninstall(self) -> None:
@@ -97,31 +92,27 @@ class WorkerTimeSeam:
     # -- the totals -------------------------------------------------------------------------------------------
     def thread_time(self) -> dict[str, float]:
         """Thread-seconds by each of `names.THREAD_STATES`; their sum is threads × uptime."""
-        with self._lock:
-            return self._threads.totals(self._clock())
+        return self._threads.totals(self._clock())
 
     def compute_time(self) -> dict[str, float]:
         """Seconds by prefix that tasks have held a slot, running ones included."""
-        with self._lock:
-            return self._tasks.compute(self._clock())
+        return self._tasks.compute(self._clock())
 
     def executing_time(self) -> dict[str, float]:
         """Elapsed seconds by prefix of the tasks that hold a slot now; 0 where none does any more."""
-        with self._lock:
-            return self._tasks.executing(self._clock())
+        return self._tasks.executing(self._clock())
 
     def seceded_time(self) -> dict[str, float]:
         """Seconds by prefix that tasks have run since they seceded, running ones included."""
-        with self._lock:
-            return self._tasks.seceded(self._clock())
+        return self._tasks.seceded(self._clock())
 
     def activity(self) -> dict[Activity, float]:
         """Exact totals of Dask's fine metrics: those of ``Worker.digests_total``, span ids summed away."""
+        self._absorb()
+        digests = self._digests.copy()
+        _add(digests, self._since)
         found: defaultdict[Activity, float] = defaultdict(int)
-        with self._lock:
-            # A copy of a dictionary runs no Python code, so that the event loop cannot write in between.
-            digests = [*self._digests.copy().items(), *self._digests_of_others.items()]
-        for key, value in digests:
+        for key, value in digests.items():
             activity = _activity(key)
             if activity is not None:
                 found[activity] += value
@@ -146,31 +137,24 @@ class WorkerTimeSeam:
     def _recount(self, now: float) -> None:
         state = self._worker.state
         threads, executing, away = state.nthreads, state.executing, state.long_running
-        if len(executing) < threads:
-            # Why some are free; a length of Dask's heaps is a call of Python code.
-            free = (state.running, len(state.ready), len(state.constrained), len(state.waiting))
-        else:
+        if len(executing) >= threads:
             free = _NONE_FREE
+        elif state.running:
+            free = (True, 0, len(state.constrained), len(state.waiting))
+        else:
+            free = (False, len(state.ready), len(state.constrained), len(state.waiting))
         # Whatever leaves the sets that run has ended, which is counted, or moves from the one to the other.
         seen = (state.executed_count, len(executing), len(away), threads, free)
-        if seen == self._seen:
-            return
-        self._seen = seen
-        running, ready, constrained, waiting = free
-        with self._lock:
-            self._threads.change(
-                now,
-                threads=threads,
-                executing=len(executing),
-                running=running,
-                ready=ready,
-                constrained=constrained,
-                waiting=waiting,
-            )
+        if seen != self._seen:
+            self._seen = seen
+            self._threads.change(now, threads, len(executing), *free)
             self._compare(now, executing, away)
 
     def _compare(self, now: float, executing: set[Any], away: set[Any]) -> None:
-        """Tell the model what has changed; seceded tasks may be many, and are compared only where one has."""
+        """Tell the model what has changed; seceded tasks may be many, and are compared only where one has.
+
+        A task's own hash is a call of Python code: sets keep what they were told, and the model has its ``id``.
+        """
         tasks, known = self._tasks, self._executing
         if len(away) == len(self._away) and executing == known:
             return
@@ -178,36 +162,46 @@ class WorkerTimeSeam:
         self._executing = executing.copy()
         if len(away) != len(self._away) or not gone.isdisjoint(away):
             for task in self._away - away:
-                tasks.stop(now, task)
+                tasks.stop(now, id(task))
             for task in away - self._away:
-                tasks.secede(now, task, task.prefix)
+                tasks.secede(now, id(task), task.prefix)
             self._away = away.copy()
             gone -= away
         for task in gone:
-            tasks.stop(now, task)
+            tasks.stop(now, id(task))
         for task in executing - known:
-            tasks.start(now, task, task.prefix)
+            tasks.start(now, id(task), task.prefix)
 
     # -- fine metrics -----------------------------------------------------------------------------------------
-    def _wrap_digest_metric(self, original: Callable[..., None]) -> Callable[..., None]:
-        loop, digests = get_ident(), self._digests
-        others, lock = self._digests_of_others, self._lock
+    def _wrap_get_metrics(
+        self, original: Callable[[], Awaitable[dict[str, Any]]]
+    ) -> Callable[[], Awaitable[dict[str, Any]]]:
+        """A heartbeat: what was digested since the last is put aside, and an empty dictionary takes its place."""
 
-        def digest_metric(name: Hashable, value: float) -> None:
-            original(name, value)
+        @functools.wraps(original)
+        async def get_metrics() -> dict[str, Any]:
             try:
-                key = _fine(name)
-                if key is None:
-                    return
-                if get_ident() == loop:
-                    digests[key] += value
-                else:  # P2P's threads.
-                    with lock:
-                        others[key] += value
+                self._absorb()
             except Exception:
-                self._guard.fault("digest_metric")
+                self._guard.fault("get_metrics")
+            return await original()
 
-        return digest_metric
+        return get_metrics
+
+    def _absorb(self) -> None:
+        """Add what was put aside since this was called last, to which nobody adds any more."""
+        since = self._worker.digests_total_since_heartbeat
+        if since is not self._since:
+            _add(self._digests, self._since)
+            self._since = since
+
+
+def _add(digests: defaultdict[Hashable, float], more: Mapping[Hashable, float]) -> None:
+    # P2P's threads digest too: a copy of a dictionary runs no Python code, so that they cannot in between.
+    for name, value in dict(more).items():
+        key = _fine(name)
+        if key is not None:
+            digests[key] += value
 
 
 def _fine(name: Any) -> tuple[Any, ...] | None:
@@ -237,9 +231,3 @@ def _activity(key: Any) -> Activity | None:
     if not label or not isinstance(unit, str):
         return None
     return Activity(context, prefix, text(label[0] if len(label) == 1 else tuple(label)), unit)
-
-
-def _shuffles(worker: Worker) -> list[Any]:
-    """P2P's runs on a worker."""
-    plugin = worker.plugins.get("shuffle")
-    return list(plugin.shuffle_runs._runs) if plugin is not None else []

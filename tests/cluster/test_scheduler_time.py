@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,7 +18,6 @@ import distributed.scheduler
 import pytest
 from distributed import Client, Event, LocalCluster, Scheduler, secede
 from distributed.core import Status
-from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dask_otel.guard import Guard
 from dask_otel.seam.scheduler import ACTIVE, SchedulerSeam
@@ -34,16 +33,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-class Plugin(SchedulerPlugin):
-    name = "scheduler-time"
-
-    def __init__(self, told: Callable[[Hashable, str, str], object]) -> None:
-        self.told = told
-
-    def transition(self, key: Any, start: Any, finish: Any, *args: Any, **kwargs: Any) -> None:
-        self.told(key, start, finish)
 
 
 class Timed:
@@ -106,7 +95,6 @@ async def timed(n_workers: int, threads: int, install: bool = True, **config: An
         ):
             timed = Timed(cluster, client)
             if install:
-                timed.scheduler.add_plugin(Plugin(timed.seam.transition))
                 timed.seam.install()
             yield timed
             timed.seam.uninstall()
@@ -258,7 +246,7 @@ def test_workers_that_come_and_go_bring_and_take_their_threads() -> None:
             assert await cluster.spent() == {"no-client-work": 40}
             await cluster.client.scheduler.unregister(address=lost, stimulus_id="test")
             assert await cluster.spent() == {"no-client-work": 20}
-            assert len(cluster.seam._idle._spares) == 1
+            assert len(cluster.seam._idle._workers) == 1
 
     run(test())
 
@@ -288,29 +276,29 @@ def from_scratch(scheduler: Scheduler) -> dict[str, int]:
     }
 
 
-def test_at_every_transition_the_reasons_are_those_that_looking_at_everything_gives() -> None:
-    """A second passes at each transition of a run; what the seam gives is what was there from scratch."""
+def test_at_every_turn_of_the_loop_the_reasons_are_those_that_looking_at_everything_gives() -> None:
+    """A second passes whenever the loop waits; what the seam gives is what was there from scratch."""
 
     async def test() -> None:
         async with timed(2, 2, install=False) as cluster:
             expected = dict.fromkeys(REASONS, 0)
-            free = 0
+            selector = cluster.scheduler.loop.asyncio_loop._selector
+            original = selector.select
 
-            def told(key: Hashable, start: str, finish: str) -> None:
-                nonlocal free
-                cluster.seam.transition(key, start, finish)
+            def select(timeout: float | None = None) -> Any:
                 cluster.clock.now += 1
                 for reason, threads in from_scratch(cluster.scheduler).items():
                     expected[reason] += threads
-                    free += threads
+                return original(timeout)
 
-            cluster.scheduler.add_plugin(Plugin(told))
+            selector.select = select
             cluster.seam.install()
             await workload(cluster)
             found = cluster.seam.idle_time()
             assert found == expected
-            assert sum(found.values()) == free
             assert min(found.values()) > 0
+            cluster.seam.uninstall()
+            del selector.select
 
     run(test())
 
@@ -338,16 +326,30 @@ async def workload(cluster: Timed) -> None:
     await client.submit(int)
 
 
-def test_a_count_that_transitions_do_not_tell_is_put_right_when_it_is_read() -> None:
+def test_a_loop_that_does_not_tell_its_turns_is_looked_at_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As uvloop, which has no selector."""
+    for module in ("scheduler_time", "handlers"):
+        monkeypatch.setattr(f"dask_otel.seam.{module}.selector_of", lambda server: None)
+
     async def test() -> None:
-        async with timed(1, 2) as cluster:
-            task = cluster.client.submit(int, resources={"GPU": 1}, key="x")
-            await until(lambda: cluster.scheduler.unrunnable)
-            cluster.seam.transition("x", "processing", "memory")
-            cluster.seam.transition("x", "processing", "memory")
-            cluster.seam.idle_time()
-            assert await cluster.spent() == {"no-worker": 10, "not-enough-parallelism": 10}
-            task.release()
+        async with timed(1, 4) as cluster:
+            cluster.clock.now += 10
+            task = cluster.submit("a")
+            await cluster.running("a")
+            assert cluster.seam._changed
+            await until(lambda: not cluster.seam._changed)
+            cluster.clock.now += 10
+            found = cluster.seam.idle_time()
+            assert {reason: spent for reason, spent in found.items() if spent} == {
+                "no-client-work": 40,
+                "not-enough-parallelism": 30,
+            }
+            await cluster.open("a")
+            await task
+            cluster.seam.uninstall()
+            assert cluster.seam._next_look is None
 
     run(test())
 
@@ -357,7 +359,6 @@ def test_what_was_there_before_it_was_installed_counts() -> None:
         async with timed(1, 4, install=False) as cluster:
             task = cluster.submit("a")
             await cluster.running("a")
-            cluster.scheduler.add_plugin(Plugin(cluster.seam.transition))
             cluster.seam.install()
             assert await cluster.spent() == {"not-enough-parallelism": 30}
             await cluster.open("a")
@@ -452,6 +453,7 @@ def test_it_shares_handlers_with_the_seam_of_traces(later: str, first_to_go: str
             scheduler = cluster.scheduler
             selector = scheduler.loop.asyncio_loop._selector
             guard = Guard("scheduler", strict=True)
+            cluster.seam = SchedulerTimeSeam(scheduler, guard, time.perf_counter)
             seams: dict[str, Any] = {
                 "time": cluster.seam,
                 "traces": SchedulerSeam(scheduler, Silent(), guard),

@@ -106,7 +106,7 @@ async def measured(n_workers: int = 1, threads: int = 1, **kwargs: Any) -> Async
         yield Measured(client, workers, seams, clock)
         for seam, worker in zip(seams, workers):
             seam.uninstall()
-            assert not {"handle_stimulus", "digest_metric"} & vars(worker).keys()
+            assert not {"handle_stimulus", "get_metrics"} & vars(worker).keys()
 
 
 def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -614,21 +614,10 @@ async def test_amounts_of_before_are_there_once() -> None:
         assert m.seam.activity()["execute", "metered", "mine", "count"] == 4 * 1.5
 
 
-class Yielding:
-    """A label that lets other threads in whenever a dictionary looks it up."""
-
-    def __hash__(self) -> int:
-        time.sleep(0)
-        return 1
-
-    def __repr__(self) -> str:
-        return "yielding"
-
-
 @in_a_loop
-async def test_amounts_that_threads_post_are_not_lost() -> None:
+async def test_amounts_that_threads_post_are_not_lost_at_a_heartbeat() -> None:
     async with measured() as m:
-        name, n, at_once = ("p2p", "span", "background-disk", Yielding(), "count"), 200, 4
+        name, n, at_once = ("p2p", "span", "background-disk", "shards", "count"), 2000, 4
 
         def post() -> None:
             for _ in range(n):
@@ -639,11 +628,27 @@ async def test_amounts_that_threads_post_are_not_lost() -> None:
             thread.start()
         seen = []
         while any(thread.is_alive() for thread in threads):
-            post()
-            seen.append(m.seam.activity()["p2p", None, "background-disk.yielding", "count"])
+            await m.worker.get_metrics()
+            m.worker.digest_metric(name, 1)
+            seen.append(m.seam.activity()["p2p", None, "background-disk.shards", "count"])
         assert seen == sorted(seen)
-        whole = n * (at_once + len(seen))
-        assert m.seam.activity() == {("p2p", None, "background-disk.yielding", "count"): whole}
+        whole = n * at_once + len(seen)
+        assert m.seam.activity() == {("p2p", None, "background-disk.shards", "count"): whole}
+
+
+@in_a_loop
+async def test_what_is_cleared_and_what_heartbeats_took_is_not_lost() -> None:
+    async with measured() as m:
+        name = ("get-data", "network", "seconds")
+        for _ in range(3):
+            m.worker.digest_metric(name, 1.5)
+            m.worker.digests_total.clear()
+            await m.worker.heartbeat()
+            m.worker.digest_metric(name, 0.5)
+        assert m.seam.activity() == {("get-data", None, "network", "seconds"): 6}
+        await m.worker.heartbeat()
+        await m.worker.heartbeat()
+        assert m.seam.activity() == {("get-data", None, "network", "seconds"): 6}
 
 
 def rechunked() -> Any:
@@ -722,7 +727,7 @@ def test_seams_of_one_worker_count_the_same_and_go_in_any_order(order: tuple[int
             assert second.thread_time()["executing"] == sum(second.compute_time().values())
             second.uninstall()
             assert await m.submit(metered, 3, key="metered-3") == 3
-            for name in ("handle_stimulus", "digest_metric"):
+            for name in ("handle_stimulus", "get_metrics"):
                 vars(m.worker).pop(name, None)
 
     asyncio.run(run())
@@ -757,10 +762,12 @@ async def test_a_fault_of_ours_does_not_reach_dask() -> None:
         guard = Guard("mine", strict=False)
         seam = WorkerTimeSeam(m.worker, guard, m.clock)
         seam.install()
-        del seam._threads, seam._digests_of_others, seam._wraps._undo[:]  # What a wrapper then cannot find.
+        del seam._threads, seam._since, seam._wraps._undo[:]  # What a wrapper then cannot find.
         assert await m.submit(metered, 3, key="metered-3") == 3
+        assert (await m.worker.get_metrics())["task_counts"]
         assert guard.faults["handle_stimulus"] > 0
-        for name in ("handle_stimulus", "digest_metric"):
+        assert guard.faults["get_metrics"] == 1
+        for name in ("handle_stimulus", "get_metrics"):
             delattr(m.worker, name)
 
 
@@ -770,13 +777,13 @@ class Scripted:
     def __init__(self) -> None:
         self.state = WorkerState(nthreads=1)
         self.digests_total: dict[Hashable, float] = {}
-        self.plugins: dict[str, Any] = {}
+        self.digests_total_since_heartbeat: dict[Hashable, float] = {}
 
     def handle_stimulus(self, *stims: Callable[[WorkerState], object]) -> None:
         for stim in stims:
             stim(self.state)
 
-    def digest_metric(self, name: Hashable, value: float) -> None:
+    async def get_metrics(self) -> dict[str, Any]:
         raise RuntimeError("meant")
 
 
@@ -798,7 +805,7 @@ def test_a_fault_of_dasks_is_raised_and_what_it_changed_is_counted() -> None:
     with pytest.raises(RuntimeError, match="meant"):
         worker.handle_stimulus(failing)
     with pytest.raises(RuntimeError, match="meant"):
-        worker.digest_metric(("get-data", "network", "seconds"), 1)
+        asyncio.run(worker.get_metrics())
     clock.now += 1
     assert (nonzero(seam.thread_time()), seam.activity()) == ({"idle": 3}, {})
 

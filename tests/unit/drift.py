@@ -137,7 +137,7 @@ SIGNATURES = [
         "distributed:Scheduler.remove_worker",
         "(self, address, *, …)",
     ),
-    Signature(f"{TIME}._leave", "distributed:Scheduler.coerce_address", "(self, addr, …)"),
+    Signature(f"{TIME}._leaves", "distributed:Scheduler.coerce_address", "(self, addr, …)"),
     Signature(f"{SCHEDULER}.event", "distributed.broker:Broker.truncate", "(self, topic)"),
     Signature(f"{SCHEDULER}.install", "distributed:Scheduler.log_event", "(self, topic, msg)"),
     Signature(f"{WORKER}.tell_scheduler", "distributed:Worker.log_event", "(self, topic, msg)"),
@@ -147,9 +147,7 @@ SIGNATURES = [
         f"{WORKER}._wrap_finalize", "distributed:Worker._finalize_metrics", "(self, stim, ledger, span_id)"
     ),
     Signature(f"{WORKER_TIME}._wrap_handle_stimulus", "distributed:Worker.handle_stimulus", "(self, *stims)"),
-    Signature(
-        f"{WORKER_TIME}._wrap_digest_metric", "distributed:Worker.digest_metric", "(self, name, value)"
-    ),
+    Signature(f"{WORKER_TIME}._wrap_get_metrics", "distributed:Worker.get_metrics", "(self)"),
     Signature(
         "seam/worker.py _Tee.finalize", "distributed.metrics:DelayedMetricsLedger.finalize", "{coarse_time}"
     ),
@@ -300,7 +298,7 @@ def _ledger_appends_to_its_list() -> object:
 
 
 def _open_contexts_are_counted() -> object:
-    posts = Posts(None)  # type: ignore[arg-type]
+    posts = Posts()
     with context_meter.add_callback(lambda *post: posts.append(post)):  # type: ignore[arg-type]
         with context_meter.meter("outer"), context_meter.meter("inner"):
             pass
@@ -352,6 +350,14 @@ def _statuses_change_in_two_places() -> object:
 def _is_removed_at_once() -> object:
     before, _, _ = inspect.getsource(resolve("distributed:Scheduler.remove_worker")).partition("await ")
     return "ws.status = Status.closed" in before or "something that is awaited before"
+
+
+def _amounts_are_put_aside_at_once() -> object:
+    anew = "self.digests_total_since_heartbeat = defaultdict(int)"
+    before, _, _ = inspect.getsource(resolve("distributed:Worker.get_metrics")).partition("await ")
+    modules = (importlib.import_module(f"distributed.{name}") for name in ("core", "worker"))
+    found = sum(inspect.getsource(module).count(anew) for module in modules)
+    return (anew in before and found == 2) or f"{found} of them, or something that is awaited before"
 
 
 def _changed_in(name: str, *functions: str) -> Callable[[], object]:
@@ -453,19 +459,23 @@ STATIC = [
         _says("distributed.shuffle._core", '("p2p", self.span_id, where, *label, unit)'),
     ),
     Fact(
-        "seam/worker_time.py _shuffles",
-        "a shuffle to post to its attribute digest_metric",
-        _says("distributed.shuffle._core", "self.digest_metric = digest_metric", "self.digest_metric(name, "),
+        f"{WORKER_TIME}._absorb",
+        "what is digested to be in the totals and in those since the last heartbeat",
+        _says(
+            "distributed.core",
+            "self.digests_total[name] += value",
+            "self.digests_total_since_heartbeat[name] += value",
+        ),
     ),
     Fact(
-        "seam/worker_time.py _shuffles",
-        "the plugin of shuffles on a worker",
-        _says("distributed.shuffle._scheduler_plugin", 'name="shuffle"'),
+        f"{WORKER_TIME}._absorb",
+        "a heartbeat, and nobody else, to put the amounts since the last aside before it awaits anything",
+        _amounts_are_put_aside_at_once,
     ),
     Fact(
-        "seam/worker_time.py _shuffles",
-        "the shuffles of a plugin",
-        _says("distributed.shuffle._worker_plugin", "self.shuffle_runs = _Shuff", "self._runs = set()"),
+        f"{WORKER_TIME}._absorb",
+        "a shuffle to post to the worker's digest_metric",
+        _says("distributed.shuffle._shuffle", "digest_metric=plugin.worker.digest_metric"),
     ),
     Fact(
         f"{CLIENT} _wrap_call",
@@ -532,22 +542,24 @@ STATIC = [
         _says("distributed.scheduler", 'f"stimulus-retry-'),
     ),
     Fact(
-        f"{TIME}._read",
+        f"{TIME}._look",
         "these attributes of a worker's state",
         _has("distributed.scheduler:WorkerState", *("nthreads", "processing", "long_running", "status")),
     ),
     Fact(
-        f"{TIME}._tell_tasks",
+        f"{TIME}._look",
         "what is queued and what no worker may run",
         _has("distributed.scheduler:SchedulerState", "queued", "unrunnable"),
     ),
     Fact(
-        f"{TIME}._count",
-        "the tasks of each group by state",
-        lambda: (
-            _has("distributed.scheduler:SchedulerState", "task_groups")() is True
-            and _has("distributed.scheduler:TaskGroup", "states")()
-        ),
+        f"{TIME}._turn",
+        "a counter of transitions",
+        _says("distributed.scheduler", "self.transition_counter += 1"),
+    ),
+    Fact(
+        f"{TIME}._turn",
+        "a counter of graphs that are being updated",
+        _says("distributed.scheduler", "self._active_graph_updates += 1", "self._active_graph_updates -= 1"),
     ),
     Fact(
         f"{TIME}._wrap_check_idle_saturated",
@@ -578,6 +590,11 @@ STATIC = [
         f"{HANDLERS}._wrap_stream_handler",
         "a stream's handler to be awaited if it is a coroutine function",
         _says("distributed.core", "if iscoroutinefunction(handler):"),
+    ),
+    Fact(
+        f"{HANDLERS}._wrap_handle_stream",
+        "read loops to begin with the server's handle_stream",
+        _says("distributed.scheduler", "await self.handle_stream(comm=comm, extra="),
     ),
     Fact(
         f"{HANDLERS}._wrap_select",

@@ -13,7 +13,7 @@ from dask_otel.handler_time import HandlerTime
 Call: TypeAlias = "tuple[str, int, list[Call]]"
 
 calls: st.SearchStrategy[Call] = st.recursive(
-    st.tuples(st.sampled_from(["a", "b", "alone"]), st.integers(0, 9), st.just([])),
+    st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.just([])),
     lambda inside: st.tuples(st.sampled_from("ab"), st.integers(0, 9), st.lists(inside, max_size=3)),
     max_leaves=8,
 )
@@ -29,27 +29,17 @@ class Loop:
 
     def run(self, call: Call) -> None:
         operation, seconds, inside = call
-        if operation == "alone":
-            return self.run_alone(operation, seconds)
-        self.times.enter(operation, self.now)
-        self.expected.setdefault(operation, 0)
+        before = self.times.enter(self.times.tally(operation), self.now)
         self.spend(operation, seconds)
         for below in inside:
             self.run(below)
             self.spend(operation, seconds)
-        self.times.leave(self.now)
-
-    def run_alone(self, operation: str, seconds: int) -> None:
-        start = self.now
-        self.now += seconds
-        self.times.spent(operation, start, self.now)
-        self.expected.setdefault(operation, 0)
-        self.now -= seconds
-        self.spend(operation, seconds)
+        self.times.leave(before, self.now)
 
     def spend(self, operation: str, seconds: int) -> None:
         self.now += seconds
-        self.expected[operation] += seconds
+        if seconds:
+            self.expected[operation] = self.expected.get(operation, 0) + seconds
         assert self.times.totals(self.now) == self.expected
         assert sum(self.expected.values()) == self.now - 1000
 
@@ -62,9 +52,9 @@ def test_each_second_is_of_what_ran_innermost(program: list[Call]) -> None:
         loop.spend("other", 3)
 
 
-def test_leaving_what_was_never_entered_takes_nothing_away() -> None:
+def test_an_operation_has_one_tally_and_is_not_told_before_it_took_time() -> None:
     times = HandlerTime(0)
-    times.leave(1)
-    times.enter("a", 2)
-    times.leave(4)
+    assert times.tally("a") is times.tally("a") is not times.tally("b")
+    before = times.enter(times.tally("a"), 2)
+    times.leave(before, 4)
     assert times.totals(5) == {"other": 3, "a": 2}

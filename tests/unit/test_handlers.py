@@ -32,11 +32,13 @@ class Server:
         self.handlers: dict[str, Callable[..., Any]] = {
             "read": self.read,
             "echo": self.echo,
+            "register": self.register,
             "lazy": lambda comm: self.read(comm),
         }
         self.stream_handlers: dict[str, Callable[..., Any]] = {"work": self.work, "update": self.update}
+        self.turns: list[float] = []
         self.loop = SimpleNamespace(asyncio_loop=loop)
-        self.seam = HandlerSeam(self, Guard("server", strict=True), lambda: self.now)
+        self.seam = HandlerSeam(self, Guard("server", strict=True), lambda: self.now, self.turns.append)
 
     async def read(self, comm: object, serializers: object = None) -> object:
         """A read loop: 1 s until it waits, then 10 s and what the message's handler takes."""
@@ -49,6 +51,24 @@ class Server:
         self.now += 10
         self.stream_handlers["work"](seconds=100)
         return got
+
+    async def register(self, comm: object) -> object:
+        """2 s, the message of somebody else after 4 s, then a read loop."""
+        self.now += 2
+        await Pause()
+        self.now += 4
+        await self.handle_stream(comm, extra={})
+        self.now += 1000
+        return "closed"
+
+    async def handle_stream(self, comm: object, extra: object = None) -> None:
+        for seconds in (5, 6):
+            try:
+                await Pause()
+            except ValueError as thrown:
+                self.thrown.append(thrown)
+            self.now += 100
+            self.stream_handlers["work"](seconds)
 
     async def update(self, seconds: int) -> None:
         self.now += seconds
@@ -86,6 +106,38 @@ def test_a_coroutine_is_timed_while_it_runs_and_exclusive_of_what_runs_inside(se
     server.now += 1000
     assert step(reading, "message") == "message"
     assert server.totals() == {"other": 1000, "read": 11, "work": 100}
+
+
+def test_a_coroutine_that_has_begun_to_read_messages_is_timed_no_more_and_their_handlers_are(
+    server: Server,
+) -> None:
+    other, registering = server.handlers["read"]("comm"), server.handlers["register"]("comm")
+    assert isinstance(step(other), Pause)
+    for _ in range(2):
+        assert isinstance(step(registering), Pause)
+    assert server.totals() == {"other": 0, "read": 1, "register": 6}
+    assert isinstance(step(registering), Pause)
+    assert server.totals() == {"other": 100, "read": 1, "register": 6, "work": 5}
+    # Another that waited meanwhile is timed as before.
+    assert step(other, "message") == "message"
+    assert step(registering) == "closed"
+    assert server.totals() == {"other": 1200, "read": 11, "register": 6, "work": 111}
+
+
+def test_what_is_thrown_into_a_read_loop_arrives_there(server: Server) -> None:
+    for registering in (server.handlers["register"]("comm"), server.handlers["register"]("comm")):
+        for _ in range(2):
+            step(registering)
+        thrown = ValueError()
+        assert isinstance(registering.throw(thrown), Pause)
+        assert server.thrown.pop() is thrown
+        with pytest.raises(KeyError):
+            registering.throw(KeyError())
+    registering = server.handlers["register"]("comm")
+    for _ in range(3):
+        step(registering)
+    with pytest.raises(KeyError):
+        registering.throw(KeyError())
 
 
 def test_a_coroutine_from_a_plain_function_is_timed_too(server: Server) -> None:
@@ -143,7 +195,7 @@ def test_a_handler_that_raises_is_left(server: Server) -> None:
     with pytest.raises(TypeError):
         server.stream_handlers["work"]()
     server.now += 1
-    assert server.totals() == {"other": 1, "update": 7, "work": 0}
+    assert server.totals() == {"other": 1, "update": 7}
 
 
 def test_distributed_finds_what_it_looks_for_in_a_handler(server: Server) -> None:
@@ -164,6 +216,7 @@ def test_everything_is_put_back(server: Server) -> None:
     server.seam.uninstall()
     assert server.handlers["read"] == server.read
     assert server.stream_handlers == {"work": server.work, "update": server.update}
+    assert "handle_stream" not in vars(server)
 
 
 def test_waiting_in_the_selector_is_idle() -> None:
@@ -177,6 +230,7 @@ def test_waiting_in_the_selector_is_idle() -> None:
     server.seam.install()
     assert selector.select(5) == [5]
     server.now += 1
+    assert server.turns == [0]
     assert server.totals() == {"other": 1, "idle": 5}
     server.seam.uninstall()
     assert vars(selector) == {}

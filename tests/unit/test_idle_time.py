@@ -19,8 +19,7 @@ NOTHING = dict.fromkeys(
 class Plain:
     """All that is known, and the totals: looked through from the start whenever time goes on."""
 
-    workers: dict[str, tuple[int, bool]] = field(default_factory=dict)
-    active: bool = False
+    workers: dict[str, tuple[int, int, bool]] = field(default_factory=dict)
     queued: int = 0
     unrunnable: int = 0
     updating: int = 0
@@ -28,14 +27,18 @@ class Plain:
     free_time: float = 0.0
 
     def advance(self, seconds: int) -> None:
-        free = sum(spare for spare, running in self.workers.values() if running and spare > 0)
-        elsewhere = self.queued + sum(-spare for spare, _ in self.workers.values() if spare < 0)
+        free = sum(spare for spare, _, running in self.workers.values() if running and spare > 0)
+        elsewhere = self.queued + sum(-spare for spare, _, _ in self.workers.values() if spare < 0)
         self.free_time += free * seconds
         for reason, threads in self.reasons(free, elsewhere).items():
             self.totals[reason] += threads * seconds
 
     def reasons(self, free: int, elsewhere: int) -> dict[str, int]:
-        if not self.active:
+        if (
+            not self.queued
+            and not self.unrunnable
+            and not any(tasks for _, tasks, _ in self.workers.values())
+        ):
             return {"graph-update" if self.updating else "no-client-work": free}
         blocked = min(free, elsewhere + self.unrunnable)
         return {
@@ -48,31 +51,23 @@ class Plain:
 few = st.integers(0, 4)
 names_of_workers = st.sampled_from(["a", "b", "c"])
 happenings = st.one_of(
-    st.tuples(st.just("worker"), names_of_workers, st.integers(-4, 4), st.booleans()),
+    st.tuples(st.just("worker"), names_of_workers, st.integers(-4, 4), few, st.booleans()),
     st.tuples(st.just("left"), names_of_workers),
-    st.tuples(st.just("tasks"), few, few, few),
-    st.tuples(st.just("graphs"), st.integers(0, 2)),
+    st.tuples(st.just("elsewhere"), few, few, st.integers(0, 2)),
 )
 
 
 def happen(idle: IdleTime, plain: Plain, what: tuple[object, ...], now: int) -> None:
     match what:
-        case ("worker", str(name), int(spare), bool(running)):
-            plain.workers[name] = (spare, running)
-            idle.worker(name, spare, running, now)
+        case ("worker", str(name), int(spare), int(tasks), bool(running)):
+            plain.workers[name] = (spare, tasks, running)
+            idle.worker(name, spare, tasks, running, now)
         case ("left", str(name)):
             plain.workers.pop(name, None)
             idle.worker_left(name, now)
-        case ("tasks", int(others), int(queued), int(unrunnable)):
-            plain.active, plain.queued, plain.unrunnable = (
-                (others + queued + unrunnable > 0),
-                queued,
-                unrunnable,
-            )
-            idle.tasks(plain.active, queued, unrunnable, now)
-        case ("graphs", int(updating)):
-            plain.updating = updating
-            idle.graphs(updating, now)
+        case ("elsewhere", int(queued), int(unrunnable), int(updating)):
+            plain.queued, plain.unrunnable, plain.updating = queued, unrunnable, updating
+            idle.elsewhere(queued, unrunnable, updating, now)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), happenings, st.booleans())))
@@ -105,34 +100,52 @@ def test_a_total_never_falls(story: list[tuple[float, tuple[object, ...]]]) -> N
 
 
 @pytest.mark.parametrize(
-    ("active", "queued", "unrunnable", "updating", "reasons"),
+    ("queued", "unrunnable", "updating", "reasons"),
     [
-        (False, 0, 0, 0, {"no-client-work": 4}),
-        (False, 0, 0, 1, {"graph-update": 4}),
-        (True, 0, 0, 0, {"imbalance": 2, "not-enough-parallelism": 2}),
-        (True, 0, 0, 1, {"imbalance": 2, "graph-update": 2}),
-        (True, 1, 0, 0, {"imbalance": 3, "not-enough-parallelism": 1}),
-        (True, 0, 1, 0, {"no-worker": 1, "imbalance": 2, "not-enough-parallelism": 1}),
-        (True, 0, 3, 0, {"no-worker": 3, "imbalance": 1}),
-        (True, 0, 9, 1, {"no-worker": 4}),
+        (0, 0, 0, {"imbalance": 2, "not-enough-parallelism": 2}),
+        (0, 0, 1, {"imbalance": 2, "graph-update": 2}),
+        (1, 0, 0, {"imbalance": 3, "not-enough-parallelism": 1}),
+        (0, 1, 0, {"no-worker": 1, "imbalance": 2, "not-enough-parallelism": 1}),
+        (0, 3, 0, {"no-worker": 3, "imbalance": 1}),
+        (0, 9, 1, {"no-worker": 4}),
     ],
 )
 def test_each_free_thread_has_one_reason(
-    active: bool, queued: int, unrunnable: int, updating: int, reasons: dict[str, float]
+    queued: int, unrunnable: int, updating: int, reasons: dict[str, float]
 ) -> None:
     """Four threads are free at one worker, at another lie two tasks beyond its threads."""
     idle = IdleTime(0)
-    idle.worker("free", 4, True, 0)
-    idle.worker("paused", -2, False, 0)
-    idle.tasks(active, queued, unrunnable, 0)
-    idle.graphs(updating, 0)
+    idle.worker("free", 4, 0, True, 0)
+    idle.worker("paused", -2, 3, False, 0)
+    idle.elsewhere(queued, unrunnable, updating, 0)
+    assert idle.totals(1) == {**NOTHING, **reasons}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "queued", "unrunnable", "updating", "reasons"),
+    [
+        (0, 0, 0, 0, {"no-client-work": 4}),
+        (0, 0, 0, 1, {"graph-update": 4}),
+        (1, 0, 0, 0, {"not-enough-parallelism": 4}),
+        (0, 1, 0, 0, {"imbalance": 1, "not-enough-parallelism": 3}),
+        (0, 0, 1, 0, {"no-worker": 1, "not-enough-parallelism": 3}),
+    ],
+)
+def test_threads_wait_for_clients_while_no_task_is_anywhere(
+    tasks: int, queued: int, unrunnable: int, updating: int, reasons: dict[str, float]
+) -> None:
+    """Four threads are free; what is at the worker has seceded."""
+    idle = IdleTime(0)
+    idle.worker("free", 4, tasks, True, 0)
+    idle.elsewhere(queued, unrunnable, updating, 0)
     assert idle.totals(1) == {**NOTHING, **reasons}
 
 
 def test_workers_that_left_are_not_remembered() -> None:
     idle = IdleTime(0)
     for n in range(3):
-        idle.worker(n, 2, True, 0)
-        idle.worker(n, -1, True, 0)
+        idle.worker(n, 2, 0, True, 0)
+        idle.worker(n, -1, 3, True, 0)
         idle.worker_left(n, 0)
-    assert idle._spares == {}
+    idle.worker("paused", 2, 0, False, 0)
+    assert idle._workers == {}

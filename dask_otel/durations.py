@@ -1,0 +1,113 @@
+"""How long attempts and transfers took, every one of them, as histograms.
+
+Rules
+-----
+1. Standard library only; no clock: moments are handed in (s since the epoch).
+2. An attempt's duration is that of its span, sampled or not; what an attempt costs on the event loop is to be noted.
+3. There are few series: prefixes that are not given out are `OTHER`, error types beyond the first are `_OTHER`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from dask_otel import names
+from dask_otel.distributions import Distributions, Exemplar, Histogram
+from dask_otel.instruments import TASK_DURATION, TRANSFER_BANDWIDTH, TRANSFER_BYTES, TRANSFER_SECONDS
+from dask_otel.series import OTHER
+from dask_otel.vocabulary import Vocabulary
+
+#: Attempts that are noted and not yet counted.
+MAX_NOTED = 1_000
+#: Values of ``error.type`` that have series of their own.
+MAX_ERROR_TYPES = 20
+
+Histograms = dict[tuple[str, ...], Histogram]
+
+
+class Kept(NamedTuple):
+    """A span that is on its way, for exemplars: its trace, its own id, its end (s since the epoch)."""
+
+    trace_id: bytes
+    span_id: bytes
+    end: float
+
+    def exemplar(self, value: float) -> Exemplar:
+        """What was measured in it."""
+        return Exemplar(value, self.end, self.trace_id, self.span_id)
+
+
+class TaskDurations:
+    """Durations of attempts by prefix, outcome and error type.
+
+    Examples
+    --------
+    >>> durations = TaskDurations()
+    >>> durations.add("inc", "success", 0.2, "", None)
+    >>> durations.add("inc", "failed", 0.1, "ValueError", None)
+    >>> found = durations.snapshots(shown=lambda prefix: prefix)
+    >>> [(of, histogram.sum) for of, histogram in found.items()]
+    [(('inc', 'success', ''), 0.2), (('inc', 'failed', 'ValueError'), 0.1)]
+    """
+
+    def __init__(self) -> None:
+        self._noted: list[tuple[str, str, float, str, Kept | None]] = []
+        self._found = Distributions(TASK_DURATION)
+        self._folded: set[str] = set()
+        self._error_types = Vocabulary(names.OTHER_ERROR, MAX_ERROR_TYPES)
+
+    def add(self, prefix: str, outcome: str, seconds: float, error_type: str, kept: Kept | None) -> None:
+        """Note an attempt that has ended; ``kept`` if its span is sent, ``error_type`` empty if it has none."""
+        self._noted.append((prefix, outcome, seconds, error_type, kept))
+        if len(self._noted) >= MAX_NOTED:
+            self._count()
+
+    def _count(self) -> None:
+        noted, self._noted = self._noted, []
+        record, folded = self._found.record, self._folded
+        for prefix, outcome, seconds, error_type, kept in noted:
+            if error_type:
+                error_type = self._error_types.name(error_type)
+            of = (OTHER if prefix in folded else prefix, outcome, error_type)
+            record(of, seconds, kept.exemplar(seconds) if kept is not None else None)
+
+    def snapshots(self, shown: Callable[[str], str]) -> Histograms:
+        """What there is now; ``shown`` says under which prefix one is given out."""
+        self._count()
+        for of in self._found.series():
+            if shown(of[0]) != of[0]:
+                self._folded.add(of[0])
+                self._found.move(of, (OTHER, *of[1:]))
+        return self._found.snapshots()
+
+
+class TransferDurations:
+    """Durations and sizes of transfers by direction and outcome, bandwidth by direction.
+
+    Examples
+    --------
+    >>> transfers = TransferDurations()
+    >>> transfers.add("incoming", "success", 0.5, 1000, None)
+    >>> transfers.add("incoming", "busy", 0.1, None, None)
+    >>> [(of, histogram.sum) for of, histogram in transfers.seconds.snapshots().items()]
+    [(('incoming', 'success'), 0.5), (('incoming', 'busy'), 0.1)]
+    >>> [(of, histogram.sum) for of, histogram in transfers.bandwidth.snapshots().items()]
+    [(('incoming',), 2000.0)]
+    """
+
+    def __init__(self) -> None:
+        self.seconds = Distributions(TRANSFER_SECONDS)
+        self.bytes = Distributions(TRANSFER_BYTES)
+        self.bandwidth = Distributions(TRANSFER_BANDWIDTH)
+
+    def add(self, direction: str, outcome: str, seconds: float, size: int | None, kept: Kept | None) -> None:
+        """Count a transfer that has ended; ``size`` in bytes, if any came."""
+        self._record(self.seconds, (direction, outcome), seconds, kept)
+        if size:
+            self._record(self.bytes, (direction, outcome), float(size), kept)
+            if outcome == names.SUCCESS and seconds > 0:
+                self._record(self.bandwidth, (direction,), size / seconds, kept)
+
+    def _record(self, into: Distributions, of: tuple[str, ...], value: float, kept: Kept | None) -> None:
+        into.record(of, value, kept.exemplar(value) if kept is not None else None)
