@@ -112,7 +112,7 @@ def test_all_servers_of_a_process_go_to_the_application_s_provider_and_stay_apar
             )
         }
         cluster_id = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.id)
-    amount = reader.values(instruments.ACTIVITY_AMOUNT_OF.name, names.CLUSTER_ID, names.WORKER_NAME)
+        amount = reader.values(instruments.ACTIVITY_AMOUNT_OF.name, names.CLUSTER_ID, names.WORKER_NAME)
     assert amount[-1] == {(cluster_id, name): n for name, n in told.items()}
     idle = reader.values(instruments.IDLE_SECONDS.name, names.CLUSTER_ID, names.WORKER_NAME)
     assert {who for seen in idle for who in seen} == {(cluster_id, "")}
