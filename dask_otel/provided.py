@@ -26,6 +26,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 from opentelemetry.context import Context, set_value
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.view import DropAggregation
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
 from dask_otel.distributions import Distributions, Exemplar, Histogram
@@ -125,30 +126,37 @@ class Provided:
         try:
             if (provider := of()) is not None:
                 meter = provider.get_meter(scope.name, scope.version, scope.schema_url)
-                for instrument in INSTRUMENTS:
-                    self._make_instrument(meter, instrument)
+                made = {
+                    instrument.name: self._make_instrument(meter, instrument) for instrument in INSTRUMENTS
+                }
+                self._leave_out([name for name, one in made.items() if is_dropped(provider, one)])
         except Exception:
             logger.exception("dask-otel: %s takes no instruments of ours.", _HERE)
         self._ready.set()
 
-    def _make_instrument(self, meter: Meter, instrument: Instrument) -> None:
+    def _leave_out(self, dropped: Sequence[str]) -> None:
+        if dropped:
+            logger.info("dask-otel: views of %s drop %s.", _HERE, ", ".join(dropped))
+        for name in dropped:
+            self._record.pop(name, None)
+
+    def _make_instrument(self, meter: Meter, instrument: Instrument) -> object:
         name, unit, brief = instrument.name, instrument.unit, instrument.brief
         if instrument.kind == HISTOGRAM:
             histogram = meter.create_histogram(
                 name, unit, brief, explicit_bucket_boundaries_advisory=list(instrument.boundaries)
             )
             self._record[name] = histogram.record
-            return
+            return histogram
 
         def observe(options: CallbackOptions) -> Iterable[Observation]:
             return self._observe(name, options.timeout_millis / 1000)
 
         if instrument.kind == COUNTER:
-            meter.create_observable_counter(name, [observe], unit, brief)
-        elif instrument.kind == GAUGE:
-            meter.create_observable_gauge(name, [observe], unit, brief)
-        else:
-            meter.create_observable_up_down_counter(name, [observe], unit, brief)
+            return meter.create_observable_counter(name, [observe], unit, brief)
+        if instrument.kind == GAUGE:
+            return meter.create_observable_gauge(name, [observe], unit, brief)
+        return meter.create_observable_up_down_counter(name, [observe], unit, brief)
 
     def _observe(self, name: str, timeout: float) -> Sequence[Observation]:
         with self._collecting:
@@ -259,6 +267,15 @@ def is_read(provider: MeterProvider) -> bool:
     """Whether it has a reader; where the SDK does not say so (1.45 has no other place), it is taken to have one."""
     consumer = getattr(provider, "_measurement_consumer", None)
     return bool(getattr(consumer, "_reader_storages", True))
+
+
+def is_dropped(provider: MeterProvider, instrument: Any) -> bool:
+    """Whether its views leave nothing of an instrument; where the SDK does not say so, they do."""
+    try:
+        views = [view for view in provider._sdk_config.views if view._match(instrument)]
+        return bool(views) and all(isinstance(view._aggregation, DropAggregation) for view in views)
+    except AttributeError:
+        return False
 
 
 def _after_fork() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import multiprocessing
 import threading
 import time
@@ -407,7 +408,10 @@ class Broken(MetricReader):
     def shutdown(self, timeout_millis: float = 0, **kwargs: Any) -> None: ...
 
 
-def test_views_that_drop_or_rename_and_a_reader_that_breaks_cost_nothing_else(server: Server) -> None:
+def test_views_that_drop_or_rename_and_a_reader_that_breaks_cost_nothing_else(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "dask_otel")
     reader = InMemoryMetricReader()
     views = [
         View(instrument_name=COMPUTE_SECONDS.name, aggregation=DropAggregation()),
@@ -427,6 +431,10 @@ def test_views_that_drop_or_rename_and_a_reader_that_breaks_cost_nothing_else(se
     with pytest.raises(Exception, match="broken"):
         into.flush(provider, DEADLINE)
     assert collected(reader) == {("seceded", "inc"): 2.0, (ACTIVE_COMPUTATIONS.name, "c", "0"): 2}
+    assert caplog.messages == [
+        f"dask-otel: views of the application's meter provider drop {COMPUTE_SECONDS.name}, {TASK_DURATION.name}."
+    ]
+    assert TASK_DURATION.name not in into._record, "what is dropped costs nothing"
     del feed
 
 
