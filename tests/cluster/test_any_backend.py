@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -23,6 +25,7 @@ from dask_otel import instruments, names
 from dask_otel.decode import attributes as decoded
 from dask_otel.receiver import Receiver
 from dask_otel.scheduler import schedulers
+from tests.cluster.commands import commands
 from tests.cluster.metering import samples, totals
 from tests.cluster.support import DEADLINE, traced_cluster, wait_until
 
@@ -200,7 +203,7 @@ def test_nothing_is_measured_where_metrics_are_off_or_nobody_reads(
         traced_cluster(receiver, n_workers=1, processes=False) as traced,
     ):
         assert not traced.client.run_on_scheduler(counts)
-        if not said:
+        if not said and hasattr(provider, "add_metric_reader"):  # The SDK has it since 1.41.
             provider.add_metric_reader(reader)
             wait_until(lambda: traced.client.run_on_scheduler(counts))
     assert requests(receiver) == []
@@ -247,6 +250,55 @@ def test_a_provider_that_is_set_late_on_a_worker_wins_and_nothing_is_counted_twi
         (late,) = client.run(given).values()
         (all_of_them,) = client.run(rows).values()
     assert (own, late, all_of_them) == (8, 7, 15)
+
+
+SHOP = """\
+from distributed import Client, LocalCluster
+from distributed.metrics import context_meter
+
+def metered(x):
+    with context_meter.meter("mine"):
+        context_meter.digest_metric("mine", 3, "rows")
+    return x
+
+if __name__ == "__main__":
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster, Client(cluster) as client:
+        assert client.gather(client.map(metered, range(10), pure=False)) == list(range(10))
+"""
+
+
+def test_the_last_values_of_workers_go_through_the_distro_s_provider(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    """Under `opentelemetry-instrument`, in nannies' workers too, long before a minute is over; nobody flushes."""
+    with commands(tmp_path) as started:
+        application = started.application(
+            SHOP,
+            str(Path(sys.executable).with_name("opentelemetry-instrument")),
+            sys.executable,
+            OTEL_SERVICE_NAME="shop",
+            OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf",
+            OTEL_METRICS_EXPORTER="otlp",
+            OTEL_LOGS_EXPORTER="none",
+        )
+        assert application.wait() == ""
+    found: dict[str, float] = {}
+    for metric, point in points(receiver):
+        if metric == instruments.ACTIVITY_AMOUNT_OF.name:
+            found[dict(decoded(point.attributes))[names.WORKER_NAME]] = point.as_int or point.as_double
+    assert (sum(found.values()), set(found) <= {"0", "1"}) == (30, True)
+    resources_ = {resource["service.name"] for path, resource in resources(receiver) if path == "/v1/metrics"}
+    assert resources_ == {"shop"}
+
+
+def points(receiver: Receiver) -> Iterator[tuple[str, Any]]:
+    """Points of sums that came, whoever made them, by their metrics' names."""
+    for request in receiver.requests():
+        if request.path == "/v1/metrics":
+            for resource in ExportMetricsServiceRequest.FromString(request.body).resource_metrics:
+                for scope in resource.scope_metrics:
+                    for metric in scope.metrics:
+                        yield from ((metric.name, point) for point in metric.sum.data_points)
 
 
 # -- who ------------------------------------------------------------------------------------------------------------
