@@ -120,7 +120,6 @@ class Feed:
         }
         self.before |= {key: -total for key, total in given.items() if key not in self.before}
         self.replayed = {key: value for key, value in self._first.items() if isinstance(value, Histogram)}
-        self.unread.popleft()
 
     def _before(self, key: Series) -> float:
         before = self.before.get(key, 0)
