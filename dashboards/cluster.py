@@ -223,6 +223,8 @@ def _activities() -> Row:
 
 def _workers() -> Row:
     worker = [names.WORKER_NAME]
+    # The scheduler has these too.
+    workers = CHOSEN.where(names.ROLE, "=", "worker")
     return Row(
         "Workers",
         (
@@ -239,7 +241,7 @@ def _workers() -> Row:
                 "How late a worker's event loop was. It answers nobody meanwhile: tasks that hold the interpreter's lock, spilling, or "
                 "large messages. Above some seconds transfers and heartbeats fail.",
                 SECONDS,
-                Query(CHOSEN.quantile(0.99, i.LOOP_LAG, worker), legend(*worker)),
+                Query(workers.quantile(0.99, i.LOOP_LAG, worker), legend(*worker)),
                 width=6,
             ),
             panel(
@@ -247,7 +249,7 @@ def _workers() -> Row:
                 "Share of the time in which the collector stopped the process. Much: many small Python objects; let them go, or "
                 "`gc.freeze()` what stays.",
                 SHARE,
-                Query(CHOSEN.rate(i.GC_PAUSE, worker, suffix="_sum"), legend(*worker)),
+                Query(workers.rate(i.GC_PAUSE, worker, suffix="_sum"), legend(*worker)),
                 width=6,
             ),
             panel(

@@ -14,7 +14,7 @@ from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from dashboards.promql import label
-from dashboards.records import HEAT, STACK, STAT, TRACES, Board, Panel, Query, Variable
+from dashboards.records import HEAT, NUMBER, STACK, STAT, TRACES, Board, Panel, Query, Variable
 from dashboards.sources import TraceStore
 from dask_otel import names
 
@@ -94,6 +94,8 @@ def _panel(panel: Panel, store: TraceStore) -> Any:
         made = _traces(store)
     elif panel.kind == STAT:
         made = _stat()
+        if panel.unit == NUMBER:
+            made.decimals(0)
     elif panel.kind == HEAT:
         made = _heat(panel.unit)
     else:

@@ -110,6 +110,13 @@ class Computations:
         self.unsettled = self._endings.unsettled
         #: Addresses of the workers that tell of their attempts.
         self.tellers: Container[str] = ()
+        #: Attempts of traces that are not sampled.
+        self.sampled_out = 0
+
+    @property
+    def rolled_up(self) -> int:
+        """Attempts of traced computations that are told by their groups only; those of groups that are told."""
+        return self._endings.rolled_up
 
     # -- graphs -----------------------------------------------------------------------------------------------
     def receive(
@@ -335,6 +342,8 @@ class Computations:
     def ended(self, key: Hashable, group: Group, flight: Flight, finish: str, ran: bool) -> None:
         """The dispatch ``flight`` is over at a worker that is alive; ``ran`` says that it surely came to an attempt."""
         told = flight.address in self.tellers
+        if group.computation.detail == OFF and self.detail > OFF and (ran or finish != "released"):
+            self.sampled_out += 1
         if told:
             group.expected += 1
         elif ran:

@@ -4,26 +4,22 @@ Rules
 -----
 1. Standard library only; no clock: moments are handed in (s since the epoch).
 2. An attempt's duration is that of its span, sampled or not; what an attempt costs on the event loop is to be noted.
-3. There are few series: prefixes that are not given out are `OTHER`, error types beyond the first are `_OTHER`.
+3. Error types beyond the first `MAX_ERROR_TYPES` are `_OTHER`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from dask_otel import names
-from dask_otel.distributions import Distributions, Exemplar, Histogram
+from dask_otel.distributions import Distributions, Exemplar, Histogram, Histograms
 from dask_otel.instruments import TASK_DURATION, TRANSFER_BANDWIDTH, TRANSFER_BYTES, TRANSFER_SECONDS
-from dask_otel.series import OTHER
 from dask_otel.vocabulary import Vocabulary
 
 #: Attempts that are noted and not yet counted.
 MAX_NOTED = 1_000
 #: Values of ``error.type`` that have series of their own.
 MAX_ERROR_TYPES = 20
-
-Histograms = dict[tuple[str, ...], Histogram]
 
 
 class Kept(NamedTuple):
@@ -43,42 +39,42 @@ class TaskDurations:
 
     Examples
     --------
-    >>> durations = TaskDurations()
+    >>> durations = TaskDurations(Histograms())
     >>> durations.add("inc", "success", 0.2, "", None)
     >>> durations.add("inc", "failed", 0.1, "ValueError", None)
-    >>> found = durations.snapshots(shown=lambda prefix: prefix)
-    >>> [(of, histogram.sum) for of, histogram in found.items()]
+    >>> durations.count()
+    >>> [(of, histogram.sum) for of, histogram in durations.snapshots().items()]
     [(('inc', 'success', ''), 0.2), (('inc', 'failed', 'ValueError'), 0.1)]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, histograms: Histograms) -> None:
         self._noted: list[tuple[str, str, float, str, Kept | None]] = []
-        self._found = Distributions(TASK_DURATION)
-        self._folded: set[str] = set()
+        self._found = histograms.of(TASK_DURATION)
         self._error_types = Vocabulary(names.OTHER_ERROR, MAX_ERROR_TYPES)
 
     def add(self, prefix: str, outcome: str, seconds: float, error_type: str, kept: Kept | None) -> None:
         """Note an attempt that has ended; ``kept`` if its span is sent, ``error_type`` empty if it has none."""
         self._noted.append((prefix, outcome, seconds, error_type, kept))
         if len(self._noted) >= MAX_NOTED:
-            self._count()
+            self.count()
 
-    def _count(self) -> None:
+    def begin(self) -> None:
+        """Forget what was noted."""
+        self._noted = []
+
+    def count(self) -> None:
+        """Count what was noted: in the thread that notes."""
         noted, self._noted = self._noted, []
-        record, folded = self._found.record, self._folded
+        record = self._found.record
         for prefix, outcome, seconds, error_type, kept in noted:
             if error_type:
                 error_type = self._error_types.name(error_type)
-            of = (OTHER if prefix in folded else prefix, outcome, error_type)
-            record(of, seconds, kept.exemplar(seconds) if kept is not None else None)
+            record(
+                (prefix, outcome, error_type), seconds, kept.exemplar(seconds) if kept is not None else None
+            )
 
-    def snapshots(self, shown: Callable[[str], str]) -> Histograms:
-        """What there is now; ``shown`` says under which prefix one is given out."""
-        self._count()
-        for of in self._found.series():
-            if shown(of[0]) != of[0]:
-                self._folded.add(of[0])
-                self._found.move(of, (OTHER, *of[1:]))
+    def snapshots(self) -> dict[tuple[str, ...], Histogram]:
+        """What was counted."""
         return self._found.snapshots()
 
 
@@ -87,7 +83,7 @@ class TransferDurations:
 
     Examples
     --------
-    >>> transfers = TransferDurations()
+    >>> transfers = TransferDurations(Histograms())
     >>> transfers.add("incoming", "success", 0.5, 1000, None)
     >>> transfers.add("incoming", "busy", 0.1, None, None)
     >>> [(of, histogram.sum) for of, histogram in transfers.seconds.snapshots().items()]
@@ -96,10 +92,10 @@ class TransferDurations:
     [(('incoming',), 2000.0)]
     """
 
-    def __init__(self) -> None:
-        self.seconds = Distributions(TRANSFER_SECONDS)
-        self.bytes = Distributions(TRANSFER_BYTES)
-        self.bandwidth = Distributions(TRANSFER_BANDWIDTH)
+    def __init__(self, histograms: Histograms) -> None:
+        self.seconds = histograms.of(TRANSFER_SECONDS)
+        self.bytes = histograms.of(TRANSFER_BYTES)
+        self.bandwidth = histograms.of(TRANSFER_BANDWIDTH)
 
     def add(self, direction: str, outcome: str, seconds: float, size: int | None, kept: Kept | None) -> None:
         """Count a transfer that has ended; ``size`` in bytes, if any came."""

@@ -55,6 +55,8 @@ class Endings:
         #: Groups without an active task, in the order in which they lost the last.
         self._idle: dict[Group, None] = {}
         self._touched: set[Computation] = set()
+        #: Attempts of all computations that are told by their groups only.
+        self.rolled_up = 0
 
     def __bool__(self) -> bool:
         """Whether `check` has something to look at."""
@@ -133,7 +135,10 @@ class Endings:
         if group.sums.going > 0:
             group.own[names.CANCELLED] += group.sums.going
             self._totals.go_on(group.prefix, group.sums.going)
+        before = computation.rolled_up
         computation.take(group)
+        if computation.detail > OFF:
+            self.rolled_up += computation.rolled_up - before
         if computation.detail > OFF:
             self._emit(summary.group_span(group))
 

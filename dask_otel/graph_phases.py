@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dask_otel.distributions import Distributions
+from dask_otel.distributions import Histograms
 from dask_otel.instruments import GRAPH_UPDATE_SECONDS, INIT, MATERIALIZE, ORDER
 from dask_otel.series import Measured, measured
 
@@ -41,15 +41,8 @@ def phases(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
 class GraphPhases:
     """The phases of all graphs of a scheduler, as histograms."""
 
-    def __init__(self) -> None:
-        self.install()
-
-    def install(self) -> None:
-        """What was added before is forgotten."""
-        self._found = Distributions(GRAPH_UPDATE_SECONDS)
-
-    def uninstall(self) -> None:
-        """What was added stays."""
+    def __init__(self, histograms: Histograms) -> None:
+        self._found = histograms.of(GRAPH_UPDATE_SECONDS)
 
     def add(self, metrics: Mapping[str, float]) -> None:
         """A graph's update has ended; ``metrics`` are Dask's own of it."""

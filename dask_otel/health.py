@@ -11,29 +11,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from dask_otel.distributions import Distributions
+from dask_otel.distributions import Histograms
 from dask_otel.guard import Guard
-from dask_otel.instruments import GC_GENERATION, GC_PAUSE, LOOP_LAG
+from dask_otel.instruments import GC_PAUSE, LOOP_LAG
 from dask_otel.seam.gc_pauses import PauseLog
 from dask_otel.seam.lag import LagTimer
-from dask_otel.series import Measured, Point, measured
+from dask_otel.series import Measured, measured
 
 
 class Health:
     """One server's, on whose event loop it is made and called."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, histograms: Histograms, guard: Guard) -> None:
         self._timer = LagTimer(asyncio.get_running_loop(), self._late, guard)
         self._log: PauseLog | None = None
-        self._begin()
-
-    def _begin(self) -> None:
-        self._lags = Distributions(LOOP_LAG)
-        self._pauses = Distributions(GC_PAUSE)
+        self._lags = histograms.of(LOOP_LAG)
+        self._pauses = histograms.of(GC_PAUSE)
 
     def install(self) -> None:
-        """Measure from now on; what was measured before is forgotten."""
-        self._begin()
+        """Measure from now on."""
         self._log = PauseLog()
         self._timer.start()
 
@@ -49,9 +45,7 @@ class Health:
         """What there is up to now."""
         self._fold()
         yield measured(LOOP_LAG, self._lags.snapshots())
-        # OpenTelemetry's convention has the generation as a number.
-        pauses = self._pauses.snapshots().items()
-        yield Measured(GC_PAUSE, [Point(((GC_GENERATION, int(of)),), found) for (of,), found in pauses])
+        yield measured(GC_PAUSE, self._pauses.snapshots())
 
     def _late(self, seconds: float) -> None:
         self._lags.record((), seconds)

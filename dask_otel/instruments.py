@@ -62,17 +62,27 @@ WASTE_REASON = "dask.waste.reason"
 GRAPH_PHASE = "dask.graph.phase"
 LOOP_PART = "dask.loop.part"
 GC_GENERATION = "cpython.gc.generation"
+#: Keys whose values are whole numbers, by OpenTelemetry's conventions; all others are text.
+NUMBERS = frozenset({GC_GENERATION})
 SEMAPHORE_NAME = "dask.semaphore.name"
 COST_MULTIPLIER = "dask.stealing.cost_multiplier"
 FATE = "dask.otel.fate"
 COMPONENT_TYPE = "otel.component.type"
 COMPONENT_NAME = "otel.component.name"
+#: The one attribute of what exceeds a server's budget of series.
+OVERFLOW = "otel.metric.overflow"
 
 # -- values of dask.transfer.direction, dask.waste.reason, dask.graph.phase ------------------------------------------
 INCOMING, OUTGOING = "incoming", "outgoing"
 #: LOST, FAILED and CANCELLED of the outcomes among them.
 WASTE_RECOMPUTED = "recomputed"
 MATERIALIZE, ORDER, INIT = "materialize", "order", "init"
+#: Values of dask.otel.fate.
+ROLLED_UP, SAMPLED_OUT, FATE_UNKNOWN = "rolled_up", "sampled_out", "unknown"
+
+# -- values of dask.loop.part ----------------------------------------------------------------------------------------
+READ, WRITE, CONNECTION, TRANSITION = "read", "write", "connection", "transition"
+PERIODIC, TORNADO, ASYNCIO, REST = "periodic", "tornado", "asyncio", "rest"
 
 _WORKER, _SCHEDULER, _BOTH = ("worker",), ("scheduler",), ("scheduler", "worker")
 _BY_ACTIVITY = (METERING_CONTEXT, TASK_PREFIX, ACTIVITY_NAME)
@@ -306,7 +316,10 @@ OTHER_SECONDS = _instrument(
     "s",
     _SCHEDULER,
     (LOOP_PART,),
-    "What `other` of `dask.scheduler.handler.time` is made of, estimated from samples: `read`, `write`, `transition`, …",
+    "What `other` of `dask.scheduler.handler.time` is made of, estimated from one of 100 rounds of the loop; all of it is "
+    "`other`. `read`: sockets; `write`: messages serialized and written; `connection`: messages read and handed to their "
+    "handlers where no handler has them, and replies; `transition`: tasks, outside handlers; `periodic`: timers; "
+    "`tornado`, `asyncio`: their own; `rest`: all else.",
 )
 GRAPH_UPDATE_SECONDS = _instrument(
     "dask.scheduler.graph.update.duration",
@@ -548,7 +561,7 @@ SPANS_PROCESSED = _instrument(
     "{span}",
     _BOTH,
     (*_COMPONENT, ERROR_TYPE),
-    "Spans that were taken into the queue; with `error.type=queue_full` those for which there was no room.",
+    "Spans that left the queue to be sent; with `error.type=queue_full` those for which there was no room in it.",
 )
 SPANS_QUEUED = _instrument(
     "otel.sdk.processor.span.queue.size",
@@ -572,7 +585,7 @@ SPANS_EXPORTED = _instrument(
     "{span}",
     _BOTH,
     (*_COMPONENT, ERROR_TYPE),
-    "Spans whose export has ended; with `error.type` those that did not arrive.",
+    "Spans whose export has ended; with `error.type` those that did not arrive: `rejected`, `unreachable`, `unknown` (sent, no answer), `closed`, `invalid`.",
 )
 POINTS_EXPORTED = _instrument(
     "otel.sdk.exporter.metric_data_point.exported",
@@ -580,7 +593,7 @@ POINTS_EXPORTED = _instrument(
     "{data_point}",
     _BOTH,
     (*_COMPONENT, ERROR_TYPE),
-    "Points whose export has ended; with `error.type` those that did not arrive.",
+    "Points whose export has ended; with `error.type` those that did not arrive: as for spans, and `queue_full`.",
 )
 SPANS_BY_FATE = _instrument(
     "dask.otel.spans",
@@ -588,7 +601,7 @@ SPANS_BY_FATE = _instrument(
     "{span}",
     _BOTH,
     (FATE,),
-    "Spans that were not sent on purpose, or of which nobody knows: `rolled_up`, `sampled_out`, `unknown` (sent, no answer).",
+    "Spans that were not sent on purpose, or of which nobody knows: `rolled_up` and `sampled_out` count attempts; `unknown` were sent and had no answer.",
 )
 PREFIXES_FOLDED = _instrument(
     "dask.otel.prefixes.folded",

@@ -19,18 +19,21 @@ from typing import Protocol
 
 from opentelemetry.sdk.metrics import MeterProvider
 
-from dask_otel import names, provided
-from dask_otel.export.metric_bodies import Batch
-from dask_otel.feed import Feed, Totals
+from dask_otel import about_us, names, provided
+from dask_otel.distributions import Histograms
+from dask_otel.export.metric_bodies import Batch, Later, made
+from dask_otel.feed import Feed, Series, totals
 from dask_otel.guard import Guard
-from dask_otel.instruments import COUNTER, HISTOGRAM
 from dask_otel.outlet import SCOPE, Outlet
-from dask_otel.process import application_meter_provider, metric_exporters_for
+from dask_otel.process import application_meter_provider, components, metric_exporters_for
 from dask_otel.records import Attributes
 from dask_otel.series import Measured
+from dask_otel.settings import Metrics
 
 #: Seconds between looks for a provider that was set.
 LOOK = 1.0
+#: The form of histograms that are replayed.
+_SINGLE_VALUES = Metrics()
 
 
 class Counting(Protocol):
@@ -74,22 +77,25 @@ class Meter:
     seam:
         Counts while it is installed.
     collect:
-        Gives the points at this moment.
+        Gives the points at this moment; what takes longer to make of what is there now as a function, which another
+        thread calls.
     """
 
     def __init__(
-        self, outlet: Outlet, seam: Counting, collect: Callable[[], Iterable[Measured]], guard: Guard
+        self, outlet: Outlet, seam: Counting, collect: Callable[[], Iterable[Measured | Later]], guard: Guard
     ) -> None:
         self._outlet = outlet
         self._seam = seam
         self._collect = collect
         self._guard = guard
+        #: Makes the server's histograms.
+        self.histograms = Histograms()
         self._loop = asyncio.get_running_loop()
         self._next: asyncio.TimerHandle | None = None
         self._look: asyncio.TimerHandle | None = None
         self._feed: tuple[provided.Provided, Feed] | None = None
         #: What has gone our own way, once that is not taken any more.
-        self._before: Totals | None = None
+        self._before: dict[Series, float] | None = None
         self._began = 0.0
 
     @property
@@ -105,8 +111,7 @@ class Meter:
         try:
             self._watch()
             if application_meter_provider() is None and metric_exporters_for(settings):
-                self._seam.install()
-                self._began = time.time()
+                self._begin(settings.metrics)
                 self._schedule()
         except Exception:
             self._guard.fault("metrics")
@@ -132,15 +137,31 @@ class Meter:
             into.leave(feed)
         if self.on or self._before is not None:
             self._next = self._feed = self._before = None
-            self._seam.uninstall()
+            self._end()
+
+    def _end(self) -> None:
+        about_us.leave(self)
+        self._seam.uninstall()
+
+    def _begin(self, form: Metrics) -> None:
+        self.histograms.begin(form)
+        self._seam.install()
+        self._began = time.time()
+
+    def _found(self) -> list[Measured | Later]:
+        return [*self._collect(), *about_us.told(self, components())]
 
     # -- our own way ----------------------------------------------------------------------------------------------
-    def _submit(self, last: bool) -> Sequence[Measured]:
-        measured = list(self._collect())
-        batch = Batch(self._outlet.source, self._began, time.time(), measured, last)
+    def _submit(self, last: bool) -> None:
+        exporters = metric_exporters_for(self._outlet.settings)
+        # What is left for later is made once, and in one thread.
+        found = self._found() if len(exporters) == 1 else list(made(self._found()))
+        self._hand_in(found, last)
+
+    def _hand_in(self, found: Sequence[Measured | Later], last: bool) -> None:
+        batch = Batch(self._outlet.source, self._began, time.time(), found, last)
         for exporter in metric_exporters_for(self._outlet.settings):
             exporter.submit(batch)
-        return measured
 
     def _schedule(self) -> None:
         self._next = self._loop.call_later(self._outlet.settings.metrics.interval, self._tick)
@@ -148,7 +169,7 @@ class Meter:
     def _tick(self) -> None:
         if all(exporter.refused for exporter in metric_exporters_for(self._outlet.settings)):
             self._next = None
-            self._seam.uninstall()
+            self._end()
             return
         self.export()
         self._schedule()
@@ -168,30 +189,29 @@ class Meter:
         if self._feed is None:
             self._look = self._loop.call_later(LOOK, self._watch)
 
-    def _leave_own_way(self) -> Totals:
+    def _leave_own_way(self) -> dict[Series, float]:
         """What has gone our own way, which ends."""
         if self._next is not None:
             self._next.cancel()
             self._next = None
-        measured = self._submit(last=True)
-        return {
-            (instrument.name, attributes): value
-            for instrument, points in measured
-            if instrument.kind in (COUNTER, HISTOGRAM)
-            for attributes, value in points
-        }
+        found = list(made(self._found()))
+        self._hand_in(found, last=True)
+        # The provider's histograms are filled value by value, whatever ours were: they begin anew.
+        self.histograms.begin(_SINGLE_VALUES)
+        return dict(totals(found))
 
     def _provide(self, provider: MeterProvider) -> None:
         if self._before is None:
-            self._seam.install()
+            self._begin(_SINGLE_VALUES)
             self._before = {}
         into = provided.of(provider, SCOPE)
-        self._feed = into, Feed(self._points, self._who, self._before)
+        exclude = self._outlet.settings.metrics.exclude
+        self._feed = into, Feed(self._points, self._who, self._before, exclude)
         into.join(self._feed[1])
 
-    def _points(self) -> Sequence[Measured]:
+    def _points(self) -> Sequence[Measured | Later]:
         try:
-            return list(self._collect())
+            return self._found()
         except Exception:
             self._guard.fault("metrics")
             return ()

@@ -173,12 +173,18 @@ def _metric_exporter(settings: Metrics, name: str) -> MetricExporter:
     found = _pipelines.get((settings, name))
     if not isinstance(found, MetricExporter):
         if name == "otlp":
-            found = MetricExporter(settings.otlp, settings.temporality == "delta")
+            found = MetricExporter(settings)
         else:
             sender = partial(EntryPointSender, name, settings.timeout)
-            found = MetricExporter(settings.otlp, sender=sender, where=f"exporter {name}")
+            found = MetricExporter(settings, sender=sender, where=f"exporter {name}")
         _pipelines[settings, name] = found
     return found
+
+
+def components() -> list[Pipeline | MetricExporter]:
+    """What this process sends by."""
+    with _lock:
+        return list(_pipelines.values())
 
 
 def flush(timeout: float) -> bool:

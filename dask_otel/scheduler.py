@@ -59,6 +59,7 @@ class SchedulerTelemetry:
             self.guard,
             active=lambda: len(self.model.unsettled),
             totals=self.model.totals,
+            unsent=lambda: (self.model.rolled_up, self.model.sampled_out),
         )
         self._loop = asyncio.get_running_loop()
         self._checking = False

@@ -4,17 +4,18 @@ Rules
 -----
 1. Standard library only; no clock.
 2. A point is the total up to a moment, or the value at it: never a difference.
-3. A prefix that has been given out is kept; totals over prefixes stay exact whatever is folded.
+3. A prefix that has been given out is kept; totals over prefixes stay exact whatever is folded, and no total falls.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from statistics import median
+from typing import Any, NamedTuple
 
-from dask_otel.distributions import Histogram
-from dask_otel.instruments import Instrument
+from dask_otel.histograms import V, Value, added, fell, risen, since
+from dask_otel.instruments import COUNTER, HISTOGRAM, NUMBERS, Instrument
 from dask_otel.records import Attributes
 
 #: What stands for all prefixes that are not given out themselves.
@@ -25,17 +26,35 @@ class Point(NamedTuple):
     """A value and what it is of: the total of a counter, the value of a gauge, the distribution of a histogram."""
 
     attributes: Attributes
-    value: float | Histogram
+    value: Value
 
 
 class Measured(NamedTuple):
-    """The points of one instrument at one moment."""
+    """What one instrument shows at one moment, by the values of its attributes, in their order."""
 
     instrument: Instrument
-    points: Sequence[Point]
+    values: Mapping[tuple[str, ...], Value]
+
+    @property
+    def points(self) -> Sequence[Point]:
+        """The same with the attributes' keys; an empty value is left out."""
+        return [Point(attributes(self.instrument, of), value) for of, value in self.values.items()]
 
 
-def measured(instrument: Instrument, values: Mapping[tuple[str, ...], float | Histogram]) -> Measured:
+def attributes(instrument: Instrument, of: tuple[str, ...]) -> Attributes:
+    """The attributes that these are values of, an empty one left out.
+
+    Examples
+    --------
+    >>> from dask_otel.instruments import GC_PAUSE
+    >>> attributes(GC_PAUSE, ("0",))
+    (('cpython.gc.generation', 0),)
+    """
+    pairs = [pair for pair in zip(instrument.attributes, of) if pair[1]]
+    return tuple([(key, int(text) if key in NUMBERS else text) for key, text in pairs])
+
+
+def measured(instrument: Instrument, values: Mapping[tuple[str, ...], Value]) -> Measured:
     """Points by the values of the instrument's attributes, in their order; an empty value is left out.
 
     Examples
@@ -44,15 +63,45 @@ def measured(instrument: Instrument, values: Mapping[tuple[str, ...], float | Hi
     >>> measured(SECEDED_SECONDS, {("inc",): 1.5}).points
     [Point(attributes=(('dask.task.prefix', 'inc'),), value=1.5)]
     """
-    keys = instrument.attributes
-    return Measured(
-        instrument,
-        [Point(tuple([pair for pair in zip(keys, of) if pair[1]]), value) for of, value in values.items()],
-    )
+    return Measured(instrument, dict(values))
+
+
+class _Stream:
+    """What was folded of one instrument whose values are totals."""
+
+    def __init__(self) -> None:
+        #: How many rooms there were, and what was measured then.
+        self.rooms = 0
+        self.previous: Mapping[tuple[str, ...], Any] = {}
+        #: What stays in `OTHER` of those that were given out later: by themselves, and by what they are folded into.
+        self.past: dict[tuple[str, ...], Any] = {}
+        self.kept: dict[tuple[str, ...], Any] = {}
+
+    def move(self, given: list[str], at: int) -> None:
+        """Prefixes that have been given out since leave behind what was measured of them then."""
+        for key, value in self.previous.items():
+            if key[at] in given:
+                into = _into(key, at)
+                self.past[key] = value
+                self.kept[into] = added(self.kept[into], value) if into in self.kept else value
+
+    def apart(self, values: dict[tuple[str, ...], V]) -> dict[tuple[str, ...], V]:
+        """Values with the past of each where it was shown."""
+        for key, past in self.past.items():
+            if key in values:
+                values[key] = _own(values[key], past)
+        for key, kept in self.kept.items():
+            values[key] = added(values[key], kept) if key in values else kept
+        return values
 
 
 class Folding:
-    """Keeps the prefixes of a server few.
+    """Keeps the prefixes of a server few; all its instruments share one.
+
+    Three quarters of the rooms are given out as prefixes come, at each choice to the busiest of the new ones. The others are for
+    those that come late and are busier: the first for whoever has more work than half of the prefixes that are shown, each further one
+    at twice the work of the one before. So early prefixes that do little leave room for those that matter, though not without end: what
+    has been given out is kept. A prefix that is given out after it was folded leaves its past in `OTHER`, and its own totals start at 0.
 
     Parameters
     ----------
@@ -71,36 +120,109 @@ class Folding:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._shown: set[str] = set()
-        self._folded: set[str] = set()
+        self.begin()
 
-    @property
-    def folded(self) -> int:
-        """How many prefixes have no series of their own."""
-        return len(self._folded)
+    def begin(self) -> None:
+        """Forget what was given out: totals start anew."""
+        #: In the order in which they were given out; of those the ones that were folded before; and all that are.
+        self._shown: dict[str, None] = {}
+        self._late: set[str] = set()
+        self._waiting: set[str] = set()
+        self._streams: defaultdict[str, _Stream] = defaultdict(_Stream)
+        #: How many prefixes had no series of their own; it never falls.
+        self.folded = 0
 
     def choose(self, busy: Mapping[str, float]) -> None:
-        """Give out the busiest of the prefixes that are new, as far as there is room."""
-        new = [prefix for prefix in busy if prefix not in self._shown]
+        """Give out rooms to the prefixes that are new, by what each has worked."""
+        new = [prefix for prefix in busy if prefix not in self._shown and prefix != OTHER]
         room = self._limit - len(self._shown)
-        if len(new) > room:
-            new.sort(key=lambda prefix: -busy[prefix])
-        self._shown.update(new[:room])
-        self._folded = set(new[room:])
+        if new and room:
+            given = self._give(new, room, busy)
+            new = [prefix for prefix in new if prefix not in given]
+        self._waiting.update(new)
+        self.folded = max(self.folded, len(new))
 
     def shown(self, prefix: str) -> str:
-        """Under which prefix one is given out."""
+        """Under which prefix what a prefix does from now on is given out."""
         return prefix if prefix in self._shown else OTHER
 
-    def fold(self, values: Mapping[tuple[str, ...], float], at: int) -> dict[tuple[str, ...], float]:
-        """The values with the prefix at position ``at`` replaced where it is not given out."""
-        if all(of[at] in self._shown or not of[at] for of in values):
-            return dict(values)
-        folded: defaultdict[tuple[str, ...], float] = defaultdict(int)
-        for of, value in values.items():
-            shown = of if of[at] in self._shown or not of[at] else (*of[:at], OTHER, *of[at + 1 :])
-            folded[shown] += value
-        return dict(folded)
+    def _give(self, new: list[str], room: int, busy: Mapping[str, float]) -> set[str]:
+        free = max(0, room - self._limit // 4)
+        if free < len(new):
+            new = sorted(new, key=lambda prefix: -busy[prefix]) if free else new
+            new = new[:free] + self._worth(new[free:], room - free, busy, [*self._shown, *new[:free]])
+        self._late |= self._waiting.intersection(new)
+        self._shown.update(dict.fromkeys(new))
+        self._waiting.difference_update(new)
+        return set(new)
+
+    def _worth(self, waiting: list[str], room: int, busy: Mapping[str, float], shown: list[str]) -> list[str]:
+        """Those that have done the work that the last rooms ask for."""
+        if not room:
+            return []
+        price = median([busy.get(prefix, 0.0) for prefix in shown]) * 2.0 ** (self._limit // 4 - room)
+        given: list[str] = []
+        busier = [prefix for prefix in waiting if busy[prefix] > price]
+        for prefix in sorted(busier, key=lambda prefix: -busy[prefix])[:room]:
+            if busy[prefix] > price:
+                given.append(prefix)
+                price *= 2
+        return given
+
+    def fold(
+        self, values: Mapping[tuple[str, ...], V], at: int, of: Instrument | None = None
+    ) -> dict[tuple[str, ...], V]:
+        """The values with the prefix at position ``at`` replaced where it is not given out.
+
+        Parameters
+        ----------
+        values:
+            Totals since the beginning, or values at this moment.
+        of:
+            What they are values of; each instrument is for one thread, whichever chooses. Without it a prefix that was folded
+            before has no room here: nobody knows how much of it is in `OTHER`.
+        """
+        # Another thread may give out rooms meanwhile: they count from the next time on.
+        shown = dict(self._shown)
+        if of is None:
+            return self._fold_unknown(values, at, shown)
+        if of.kind not in (COUNTER, HISTOGRAM):
+            return _folded(values, at, shown)
+        stream = self._streams[of.name]
+        if stream.rooms != len(shown):
+            stream.move(list(shown)[stream.rooms :], at)
+            stream.rooms = len(shown)
+        stream.previous = dict(values)
+        return stream.apart(_folded(stream.previous, at, shown))
+
+    def _fold_unknown(
+        self, values: Mapping[tuple[str, ...], V], at: int, shown: dict[str, None]
+    ) -> dict[tuple[str, ...], V]:
+        for prefix in self._late:
+            del shown[prefix]
+        self._waiting.update([key[at] for key in values if key[at] not in self._shown])
+        return _folded(values, at, shown)
+
+
+def _folded(
+    values: Mapping[tuple[str, ...], V], at: int, shown: Mapping[str, None]
+) -> dict[tuple[str, ...], V]:
+    found: dict[tuple[str, ...], V] = {}
+    for key, value in values.items():
+        if key[at] not in shown and key[at]:
+            key = _into(key, at)
+            if key in found:
+                value = added(found[key], value)
+        found[key] = value
+    return found
+
+
+def _into(key: tuple[str, ...], at: int) -> tuple[str, ...]:
+    return (*key[:at], OTHER, *key[at + 1 :])
+
+
+def _own(value: V, past: V) -> V:
+    return value if fell(value, past) else since(risen(value, past), past)
 
 
 def by(values: Mapping[tuple[str, ...], float], at: int) -> dict[str, float]:

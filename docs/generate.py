@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from dask_otel import names
+from dask_otel import names, scheduler_metrics, worker_metrics
+from dask_otel.budget import MAX_SERIES
 from dask_otel.endpoint_names import FOREIGN, SHOWN, Shown, prometheus_name
-from dask_otel.instruments import INSTRUMENTS
+from dask_otel.instruments import INSTRUMENTS, OVERFLOW
 from dask_otel.names import ATTRIBUTES, Attribute
 from dask_otel.series import OTHER
-from dask_otel.worker_metrics import MAX_PREFIXES
 
 PAGE = Path(__file__).parent / "reference" / "telemetry.md"
 ENDPOINTS = PAGE.with_name("prometheus.md")
@@ -64,8 +64,9 @@ that), `{other}` (the class is not known).
 
 Totals since the server started to report, unless your receiver wants differences (`OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE=delta`).
 The first export of a series has a zero point before it, so that a query for its increase sees the first value. A server is told by its
-resource, not by attributes. Of task prefixes the busiest {worker_prefixes} that a worker met first have series of their own, the
-others are `{folded}`.
+resource, not by attributes. Of task prefixes at
+most {worker_prefixes} of a worker and {scheduler_prefixes} of the scheduler have series of their own, the others are `{folded}`; what exceeds {series:,} series of a server is under
+`{overflow}` ([how metrics leave](../configuration.md#how-metrics-leave)).
 
 {metrics}
 ## Scope
@@ -148,7 +149,10 @@ def page() -> str:
         killed_worker=names.KILLED_WORKER,
         other=names.OTHER_ERROR,
         metrics="\n".join(section for server in ("worker", "scheduler") for section in _metrics(server)),
-        worker_prefixes=MAX_PREFIXES,
+        worker_prefixes=worker_metrics.MAX_PREFIXES,
+        scheduler_prefixes=scheduler_metrics.MAX_PREFIXES,
+        series=MAX_SERIES,
+        overflow=OVERFLOW,
         folded=OTHER,
         scope=names.SCOPE,
         schema=names.SCHEMA_URL,

@@ -26,7 +26,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from dask_otel.export.bodies import Source, number
 from dask_otel.export.complaints import Complaints
-from dask_otel.export.fates import Counts, Fates, Tally
+from dask_otel.export.fates import INVALID, QUEUE_FULL, Counts, Fates, Tally
 from dask_otel.export.forms import Forms
 from dask_otel.export.intake import Intake
 from dask_otel.export.queue import NEVER, Bell, Emitter, Line
@@ -118,6 +118,33 @@ class Pipeline:
             dropped=settled.dropped + dropped,
             waiting=settled.waiting + waiting,
         )
+
+    @property
+    def sending(self) -> bool:
+        """Whether there is somebody to hand spans to."""
+        return bool(self._sinks)
+
+    @property
+    def capacity(self) -> int:
+        """Spans that can wait at most."""
+        return self._settings.queue.size
+
+    @property
+    def queued(self) -> int:
+        """Spans that wait to be sent."""
+        return len(self._line.entries)
+
+    @property
+    def processed(self) -> dict[str, int]:
+        """Spans that were emitted and do not wait, by `error.type`: those that left the queue have none."""
+        return {"": self._intake.taken, QUEUE_FULL: self._line.dropped.value()}
+
+    @property
+    def settled(self) -> dict[str, int]:
+        """Spans that left the queue and have a fate at the first sink, by `error.type`: those that arrived have none."""
+        settled = self._sinks[0].fates.by_error() if self._sinks else Fates().by_error()
+        settled[INVALID] += self._intake.failed
+        return settled
 
     def flush(self, timeout: float = 10.0) -> bool:
         """Wait until all that was emitted before has a fate; whether that was so in time."""

@@ -72,6 +72,8 @@ class WorkerTimeSeam:
         self._digests: defaultdict[Hashable, float] = defaultdict(int)
         #: Dask's own amounts since a heartbeat, the last or the one before.
         self._since: Mapping[Hashable, float] = {}
+        #: What the keys say.
+        self._activities: dict[Hashable, Activity | None] = {}
 
     def install(self) -> None:
         """Wrap the worker's methods."""
@@ -108,12 +110,24 @@ class WorkerTimeSeam:
 
     def activity(self) -> dict[Activity, float]:
         """Exact totals of Dask's fine metrics: those of ``Worker.digests_total``, span ids summed away."""
+        return self.activity_later()()
+
+    def activity_later(self) -> Callable[[], dict[Activity, float]]:
+        """The same as of now, made of what there is now when it is called: there may be thousands."""
         self._absorb()
-        digests = self._digests.copy()
-        _add(digests, self._since)
+        # Copies of dictionaries run no Python code: nobody writes to them in between.
+        digests, since = self._digests.copy(), dict(self._since)
+        return lambda: self._sum_up(digests, since)
+
+    def _sum_up(
+        self, digests: defaultdict[Hashable, float], since: Mapping[Hashable, float]
+    ) -> dict[Activity, float]:
+        _add(digests, since)
         found: defaultdict[Activity, float] = defaultdict(int)
         for key, value in digests.items():
-            activity = _activity(key)
+            if key not in self._activities:
+                self._activities[key] = _activity(key)
+            activity = self._activities[key]
             if activity is not None:
                 found[activity] += value
         return dict(found)

@@ -21,6 +21,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 import dask_otel
 from dask_otel import names
+from dask_otel.export.metric_bodies import made
 from dask_otel.instruments import ACTIVITY_AMOUNT_OF, ACTIVITY_BYTES, ACTIVITY_OPERATIONS, ACTIVITY_SECONDS
 from dask_otel.intervals import text
 from dask_otel.turning_on import workers
@@ -73,11 +74,11 @@ def of_metrics(dask_worker: Worker) -> Amounts:
     telemetry = workers.telemetry(dask_worker)
     assert telemetry is not None
     found: Amounts = {}
-    for instrument, points in telemetry.metrics._measured():
-        for attributes, value in points if instrument in INSTRUMENTS else ():
+    for one in made(telemetry.metrics._measured()):
+        for attributes, value in one.points if one.instrument in INSTRUMENTS else ():
             of = dict(attributes)
             if of["dask.metering.context"] == "execute":
-                found[of[names.TASK_PREFIX], of[names.ACTIVITY_NAME], INSTRUMENTS[instrument]] = value
+                found[of[names.TASK_PREFIX], of[names.ACTIVITY_NAME], INSTRUMENTS[one.instrument]] = value
     return found
 
 

@@ -49,22 +49,15 @@ HERE = (
 
 #: Metrics that nothing exports yet.
 LATER = {
-    one.name
-    for one in INSTRUMENTS
-    if one.name
-    not in {
-        i.ACTIVITY_SECONDS.name,
-        i.ACTIVITY_BYTES.name,
-        i.ACTIVITY_OPERATIONS.name,
-        i.ACTIVITY_AMOUNT_OF.name,
-        i.COMPUTE_SECONDS.name,
-        i.EXECUTING_SECONDS.name,
-        i.THREAD_SECONDS.name,
-        i.SECEDED_SECONDS.name,
-        i.IDLE_SECONDS.name,
-        i.HANDLER_SECONDS.name,
-        i.ACTIVE_COMPUTATIONS.name,
-    }
+    i.OTHER_SECONDS.name,
+    i.SPANS_PROCESSED.name,
+    i.SPANS_QUEUED.name,
+    i.QUEUE_CAPACITY.name,
+    i.SPANS_EXPORTED.name,
+    i.POINTS_EXPORTED.name,
+    i.SPANS_BY_FATE.name,
+    i.PREFIXES_FOLDED.name,
+    i.OVERHEAD_SECONDS.name,
 }
 
 

@@ -64,7 +64,7 @@ def collect(x: int, times: int = 3) -> float:
     return took
 
 
-def test_a_loop_that_is_blocked_is_late_and_the_others_are_not(traced: Traced) -> None:
+def test_a_loop_that_is_blocked_is_late(traced: Traced) -> None:
     there, _ = sorted(traced.client.scheduler_info(n_workers=-1)["workers"])
     instance = traced.client.run(lambda dask_worker: dask_worker.id)[there]
 
@@ -122,6 +122,8 @@ def test_a_pause_is_once_of_a_computation_of_which_two_tasks_ran(
         waiting = client.submit(held, 1, str(tmp_path), key="held-1")
         wait_until((tmp_path / "runs").exists)
         took = client.submit(collect, 1, 5, key="collect-1").result()
+        # In the scheduler's process too, while the first task still runs.
+        took += client.run_on_scheduler(collect, 1)
         (tmp_path / "go").touch()
         waiting.result()
         (computation,) = named(traced.trace(), names.COMPUTATION)

@@ -25,6 +25,7 @@ from tests.unit.drift_run import Seen
 
 SCHEDULER, WORKER, CLIENT = "seam/scheduler.py SchedulerSeam", "seam/worker.py WorkerSeam", "seam/client.py"
 TIME, HANDLERS = "seam/scheduler_time.py SchedulerTimeSeam", "seam/handlers.py HandlerSeam"
+LOOP_PARTS = "seam/loop_parts.py"
 WORKER_TIME = "seam/worker_time.py WorkerTimeSeam"
 TRANSFERS, ACTORS, ERRORS = "seam/transfers.py TransferSeam", "seam/actors.py", "seam/errors.py"
 
@@ -136,6 +137,11 @@ SIGNATURES = [
         f"{TIME}._wrap_remove_worker",
         "distributed:Scheduler.remove_worker",
         "(self, address, *, …)",
+    ),
+    Signature(
+        f"{LOOP_PARTS} LoopPartsSeam._wrap_transitions",
+        "distributed:Scheduler._transitions",
+        "(self, recommendations, client_msgs, worker_msgs, stimulus_id)",
     ),
     Signature(f"{TIME}._leaves", "distributed:Scheduler.coerce_address", "(self, addr, …)"),
     Signature(f"{SCHEDULER}.event", "distributed.broker:Broker.truncate", "(self, topic)"),
@@ -600,6 +606,55 @@ STATIC = [
         f"{HANDLERS}._wrap_select",
         "asyncio to look its selector's select up each time",
         _says("asyncio.base_events", "event_list = self._selector.select(timeout)"),
+    ),
+    Fact(
+        f"{LOOP_PARTS} _Queue",
+        "asyncio to look its queue of callbacks up each time, and to take them out one by one",
+        _says(
+            "asyncio.base_events",
+            "ntodo = len(self._ready)",
+            "handle = self._ready.popleft()",
+            "self._ready.append(handle)",
+        ),
+    ),
+    Fact(
+        f"{LOOP_PARTS} LoopPartsSeam.begins",
+        "these attributes of what asyncio calls",
+        _has("asyncio:Handle", "_callback", "_args"),
+    ),
+    Fact(
+        f"{LOOP_PARTS} _part",
+        "tornado to handle a socket's events by this method, reads and writes apart",
+        _says(
+            "tornado.platform.asyncio",
+            "add_reader(fd, self._handle_events, fd, IOLoop.READ)",
+            "add_writer(fd, self._handle_events, fd, IOLoop.WRITE)",
+        ),
+    ),
+    Fact(
+        f"{LOOP_PARTS} _part",
+        "tornado to call functions by this method",
+        _says("tornado.platform.asyncio", "self._run_callback, functools.partial(callback, *args, **kwargs)"),
+    ),
+    Fact(
+        f"{LOOP_PARTS} _part_of_coroutine",
+        "these coroutines of connections and timers",
+        lambda: (
+            (
+                resolve("distributed.core:Server._handle_comm").__qualname__,
+                resolve("tornado.ioloop:PeriodicCallback._run").__qualname__,
+                resolve("distributed.comm.tcp:TCP.write").__qualname__,
+            )
+            == ("Server._handle_comm", "PeriodicCallback._run", "TCP.write")
+        ),
+    ),
+    Fact(
+        f"{LOOP_PARTS} LoopPartsSeam._wrap_transitions",
+        "all transitions to go through this method",
+        _says(
+            "distributed.scheduler",
+            "self._transitions(recommendations, client_msgs, worker_msgs, stimulus_id)",
+        ),
     ),
     Fact(
         "seam/worker.py _CLOSING",

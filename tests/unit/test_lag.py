@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dask_otel.distributions import Histograms
 from dask_otel.guard import Guard
 from dask_otel.health import Health
 from dask_otel.instruments import GC_PAUSE, LOOP_LAG
@@ -102,7 +103,7 @@ def test_a_fault_of_ours_ends_it() -> None:
 
 def test_a_real_loop_that_is_blocked_for_half_a_second_is_that_late() -> None:
     async def run() -> dict[str, Any]:
-        health = Health(Guard("server", strict=True))
+        health = Health(Histograms(), Guard("server", strict=True))
         health.install()
         await asyncio.sleep(0.15)
         time.sleep(0.5)

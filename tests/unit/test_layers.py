@@ -27,6 +27,7 @@ LAYERS = {
             "actors",
             "attempt_totals",
             "attempts",
+            "budget",
             "carried",
             "chains",
             "clock",
@@ -39,10 +40,12 @@ LAYERS = {
             "forest",
             "graph_phases",
             "handler_time",
+            "histograms",
             "history",
             "idle_time",
             "instruments",
             "intervals",
+            "loop_parts",
             "names",
         ),
         *(
@@ -66,6 +69,7 @@ LAYERS = {
     ),
     "emission": (
         *(
+            "about_us",
             "current",
             "decode",
             "export",

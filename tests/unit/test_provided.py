@@ -20,7 +20,7 @@ from opentelemetry.sdk.resources import Resource
 
 from dask_otel import provided
 from dask_otel.distributions import Distributions, Exemplar
-from dask_otel.feed import Feed, Totals
+from dask_otel.feed import Feed
 from dask_otel.instruments import (
     ACTIVE_COMPUTATIONS,
     COMPUTE_SECONDS,
@@ -46,11 +46,11 @@ class Server:
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
-        self.measured: list[Measured] = []
+        self.measured: list[Any] = []
         self.broken = False
         self.snapshots: list[threading.Thread] = []
 
-    def collect(self) -> Sequence[Measured]:
+    def collect(self) -> Sequence[Any]:
         assert not self.broken
         self.snapshots.append(threading.current_thread())
         return list(self.measured)
@@ -61,7 +61,7 @@ class Server:
 
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(DEADLINE)
 
-    def feed(self, into: Provided, who: Any = W0, before: Totals | None = None) -> Feed:
+    def feed(self, into: Provided, who: Any = W0, before: Any = None) -> Feed:
         feed: Feed = self.on_loop(lambda: Feed(self.collect, lambda last: who, before or {}))
         into.join(feed)
         return feed
@@ -318,22 +318,68 @@ def test_values_of_histograms_are_recorded_once_where_a_server_comes_again(serve
 def test_what_has_gone_another_way_is_not_given(server: Server) -> None:
     readers = InMemoryMetricReader(), InMemoryMetricReader(preferred_temporality=DELTA)
     _, into = application(*readers)
-    durations = Distributions(GRAPH_UPDATE_SECONDS)
-    durations.record(("order",), 0.02)
-    before: Totals = {
-        (COMPUTE_SECONDS.name, (("dask.task.prefix", "inc"),)): 5.0,
-        (GRAPH_UPDATE_SECONDS.name, (("dask.graph.phase", "order"),)): durations.snapshots()["order",],
-    }
-    durations.record(("order",), 0.03)
-    server.measured = [seconds(inc=7.0, add=1.0), measured(GRAPH_UPDATE_SECONDS, durations.snapshots())]
+    before = {(COMPUTE_SECONDS.name, (("dask.task.prefix", "inc"),)): 5.0}
+    server.measured = [seconds(inc=7.0, add=1.0)]
     feed = server.feed(into, before=before)
     expected = {
         (COMPUTE_SECONDS.name, "inc", "c", "0"): 2.0,
         (COMPUTE_SECONDS.name, "add", "c", "0"): 1.0,
-        (GRAPH_UPDATE_SECONDS.name, "order", "c", "0"): (1, 0.03, (0,) * 5 + (1,) + (0,) * 11),
     }
     assert [collected(reader) for reader in readers] == [expected, expected]
     del feed
+
+
+def test_what_is_excluded_is_not_given_and_what_exceeds_a_server_s_series_is_added_up(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = InMemoryMetricReader()
+    _, into = application(reader)
+    many = {f"p{n}": 1.0 for n in range(4_000)}
+    server.measured = [seconds(**many), measured(SECEDED_SECONDS, {("inc",): 2.0})]
+    feed = server.on_loop(lambda: Feed(server.collect, lambda last: W1, {}, [SECEDED_SECONDS.name]))
+    into.join(feed)
+    for _ in range(2):
+        found = collected(reader)
+        assert {name for name, *_ in found} == {COMPUTE_SECONDS.name}
+        assert sum(found.values()) == 4_000
+        assert len(found) < 3_000
+        assert found[COMPUTE_SECONDS.name, "True", "1"] == 4_000 - len(found) + 1
+    assert [message for message in caplog.messages if "series" in message] == [
+        "dask-otel: a server has more than 3000 series of metrics, dask.worker.compute.time among them: what exceeds "
+        "them is added up under the attribute otel.metric.overflow. Set otel.metrics.exclude to metrics that you do not need."
+    ]
+
+
+def test_what_takes_longer_is_made_in_the_reader_s_thread_and_costs_only_its_server(
+    make_server: Callable[[], Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = InMemoryMetricReader()
+    _, into = application(reader)
+    server, other = make_server(), make_server()
+    made: list[threading.Thread] = []
+
+    def later(value: float) -> Callable[[], list[Measured]]:
+        def make() -> list[Measured]:
+            made.append(threading.current_thread())
+            return [seconds(inc=1 / value)]
+
+        return make
+
+    server.measured, other.measured = [later(0.5)], [seconds(inc=3.0)]
+    feeds = server.feed(into), other.feed(into, W1)
+    expected = {(COMPUTE_SECONDS.name, "inc", "c", "0"): 2.0, (COMPUTE_SECONDS.name, "inc", "1"): 3.0}
+    assert collected(reader) == expected
+    assert set(made) == {threading.current_thread()}
+    server.measured = [later(0)]
+    assert collected(reader) == expected
+    assert caplog.messages == [
+        "dask-otel: the application's meter provider: reading raised ZeroDivisionError: division by zero; "
+        "0 values lost so far."
+    ]
+    server.measured = [later(0.25)]
+    server.leave(into, feeds[0])
+    assert (len(made), made[-1]) == (4, server.thread), "a server is let go of with all that is its own"
+    assert collected(reader) == {**expected, (COMPUTE_SECONDS.name, "inc", "c", "0"): 4.0}
 
 
 def test_nothing_keeps_a_server_alive(server: Server) -> None:
