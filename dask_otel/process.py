@@ -198,8 +198,8 @@ def flush(timeout: float) -> bool:
     flushed = [pipeline.flush(max(0.0, until - time.monotonic())) for pipeline in pipelines]
     if (provider := application_provider()) is not None:
         flushed.append(_flush_provider(provider, max(0.0, until - time.monotonic())))
-    if (fed := _fed_provider()) is not None:
-        flushed.append(_flush_meter_provider(*fed, max(0.0, until - time.monotonic())))
+    for meter_provider, fed in provided.fed():
+        flushed.append(_flush_meter_provider(meter_provider, fed, max(0.0, until - time.monotonic())))
     return all(flushed)
 
 
@@ -211,13 +211,6 @@ def _flush_provider(provider: TracerProvider, timeout: float) -> bool:
             "The application's tracer provider cannot flush: %s.", type(error).__name__, level=logging.WARNING
         )
         return False
-
-
-def _fed_provider() -> tuple[MeterProvider, provided.Provided] | None:
-    """The application's provider of meters, if it has metrics of ours."""
-    provider = application_meter_provider()
-    found = provided.found(provider) if provider is not None else None
-    return (provider, found) if provider is not None and found is not None else None
 
 
 def _flush_meter_provider(provider: MeterProvider, fed: provided.Provided, timeout: float) -> bool:
@@ -234,7 +227,7 @@ async def flush_aside(timeout: float) -> bool:
     """`flush` for event loops. What takes longer than ``timeout`` is left to itself, and holds up nobody's end."""
     with _lock:
         idle = not _pipelines
-    if idle and application_provider() is None and _fed_provider() is None:
+    if idle and application_provider() is None and not provided.fed():
         return True
     loop = asyncio.get_running_loop()
     flushed: asyncio.Future[bool] = loop.create_future()
