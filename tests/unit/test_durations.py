@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dask_otel import names
 from dask_otel.distributions import Distributions, Exemplar
-from dask_otel.durations import MAX_ERROR_TYPES, MAX_NOTED, Kept, TaskDurations, TransferDurations
+from dask_otel.durations import MAX_KINDS, MAX_NOTED, Kept, TaskDurations, TransferDurations
 from dask_otel.instruments import INCOMING, TASK_DURATION
-from dask_otel.series import Folding
+from dask_otel.series import OTHER, Folding
 
 KEPT = Kept(b"t" * 16, b"s" * 8, 1000.0)
 
@@ -32,13 +32,20 @@ def test_prefixes_that_are_not_given_out_are_folded_and_stay_so() -> None:
     assert [sum(one.counts) for one in found.values()] == [one.total for one in found.values()]
 
 
-def test_error_types_are_few() -> None:
+def test_error_types_and_spans_of_a_prefix_are_few_folded_or_not() -> None:
     durations = TaskDurations()
-    for n in range(MAX_ERROR_TYPES + 5):
+    for n in range(MAX_KINDS):
         durations.add("inc", names.FAILED, 1.0, f"Error{n}", None)
-    found = durations.snapshots(lambda prefix: prefix)
-    assert len(found) == MAX_ERROR_TYPES + 1
-    assert found["inc", "failed", names.OTHER_ERROR, ""].total == 5
+        durations.add(f"p{n}", names.FAILED, 1.0, f"Error{n}", None)
+    durations.add("inc", names.FAILED, 1.0, "Error", None, "load")
+    durations.add("inc", names.SUCCESS, 1.0, "", None, "load")
+    durations.add("p", names.FAILED, 1.0, "Error", None)
+    found = durations.snapshots(lambda prefix: prefix if prefix == "inc" else OTHER)
+    of_errors = {(f"Error{n}", "") for n in range(MAX_KINDS)}
+    assert {of[2:] for of in found if of[:2] == ("inc", "failed")} == {*of_errors, (names.OTHER_ERROR, "")}
+    assert {of[2:] for of in found if of[:2] == ("inc", "success")} == {("", "")}
+    assert {of[2:] for of in found if of[0] == OTHER} == {*of_errors, (names.OTHER_ERROR, "")}
+    assert sum(one.total for one in found.values()) == 2 * MAX_KINDS + 3
 
 
 def test_what_is_noted_is_bounded_and_nothing_is_missing() -> None:
