@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dask_otel import names
 from dask_otel.distributions import Distributions, Exemplar, Histogram, Histograms
-from dask_otel.durations import MAX_ERROR_TYPES, MAX_NOTED, Kept, TaskDurations, TransferDurations
+from dask_otel.durations import MAX_KINDS, MAX_NOTED, Kept, TaskDurations, TransferDurations
 from dask_otel.instruments import INCOMING, TASK_DURATION
 from dask_otel.series import Folding
 
@@ -40,13 +40,19 @@ def test_prefixes_that_are_not_given_out_are_folded_and_stay_so() -> None:
     assert [sum(one.counts) for one in found.values()] == [one.total for one in found.values()]
 
 
-def test_error_types_are_few() -> None:
+def test_error_types_and_spans_of_a_prefix_are_few() -> None:
     durations = TaskDurations(Histograms())
-    for n in range(MAX_ERROR_TYPES + 5):
+    for n in range(MAX_KINDS):
         durations.add("inc", names.FAILED, 1.0, f"Error{n}", None)
+    durations.add("inc", names.FAILED, 1.0, "Error", None, "load")
+    durations.add("inc", names.SUCCESS, 1.0, "", None, "load")
+    durations.add("add", names.FAILED, 1.0, "Error", None)
     found = snapshots(durations)
-    assert len(found) == MAX_ERROR_TYPES + 1
-    assert found["inc", "failed", names.OTHER_ERROR, ""].total == 5
+    of_errors = {("failed", f"Error{n}", "") for n in range(MAX_KINDS)}
+    few = {("failed", names.OTHER_ERROR, ""), ("success", "", "")}
+    assert {of[1:] for of in found if of[0] == "inc"} == of_errors | few
+    assert {of[1:] for of in found if of[0] == "add"} == {("failed", "Error", "")}
+    assert sum(one.total for one in found.values()) == MAX_KINDS + 3
 
 
 def test_what_is_noted_is_bounded_and_nothing_is_missing() -> None:
