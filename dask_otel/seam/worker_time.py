@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dask_otel.guard import Guard
@@ -112,15 +112,17 @@ class WorkerTimeSeam:
 
     def activity_later(self) -> Callable[[], dict[Activity, float]]:
         """The same as of now, made of what there is now when it is called: there may be thousands."""
-        self._absorb()
         # Copies of dictionaries run no Python code: nobody writes to them in between.
-        digests, since = self._digests.copy(), dict(self._since)
+        digests, latest = self._digests.copy(), self._worker.digests_total_since_heartbeat
+        # What was put aside stays there until a heartbeat: to add it is as much work as to sum it up.
+        since = [dict(self._since)] if latest is self._since else [dict(self._since), dict(latest)]
         return lambda: self._sum_up(digests, since)
 
     def _sum_up(
-        self, digests: defaultdict[Hashable, float], since: Mapping[Hashable, float]
+        self, digests: defaultdict[Hashable, float], since: Sequence[Mapping[Hashable, float]]
     ) -> dict[Activity, float]:
-        _add(digests, since)
+        for more in since:
+            _add(digests, more)
         found: defaultdict[Activity, float] = defaultdict(int)
         for key, value in digests.items():
             if key not in self._activities:
