@@ -1,9 +1,10 @@
 """What an export of metrics costs: how long it holds up the event loop, and what it takes the background thread.
 
-A real worker, in this process, is told of the activities of so many task prefixes as Dask meters them: seconds, bytes and
-counts. Its export then runs on its event loop as it does once an interval, and a receiver in this process takes what is sent. On
-the loop counts the wall time of `Meter.export`; in the thread the CPU time of building the request and compressing it, in which it holds the
-interpreter's lock a few milliseconds at a time at most. Totals grow between exports. Medians and the greatest of the rounds.
+A scheduler and a worker, in this process, have run tasks of so many prefixes; the worker is told of their activities as Dask meters
+them, again before each export: seconds, bytes and counts. An export then runs on its server's event loop as it does once an interval,
+and a receiver in this process takes what is sent. On the loop counts `Meter.export`, by the clock and by its CPU, which is all of it on a
+machine that has nothing else to do; in the thread the CPU time of what it does but for sending: summing up, folding, building the request, compressing it. There the interpreter's lock is let
+go of after each metric. Medians and the greatest of the rounds.
 
 Histograms are measured beside it: how long it takes to record a value, and to copy what a hundred series hold.
 
@@ -17,8 +18,9 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 from distributed import Client, LocalCluster, Worker
 
@@ -29,6 +31,7 @@ from dask_otel.export.http import compress
 from dask_otel.export.metric_bodies import Batch, Series
 from dask_otel.instruments import TASK_DURATION
 from dask_otel.receiver import Receiver
+from dask_otel.scheduler import schedulers
 from dask_otel.settings import Metrics
 from dask_otel.turning_on import workers
 
@@ -38,6 +41,20 @@ UNITS = ("seconds", "bytes", "count")
 BAR = 0.002
 
 
+class Export(NamedTuple):
+    """Seconds on the loop, of them CPU, CPU seconds of the thread's work; points."""
+
+    loop: float
+    cpu: float
+    thread: float
+    points: int
+
+
+def prefix_name(number: int) -> str:
+    """In letters: Dask takes a number for a part of the key."""
+    return "task" + "".join(chr(ord(digit) + 49) for digit in str(number))
+
+
 def meter_work(server: Worker, span: str, prefixes: int) -> None:
     """Another amount of each activity of each prefix; a third of the activities in bytes and counts too."""
     for prefix in range(prefixes):
@@ -45,44 +62,51 @@ def meter_work(server: Worker, span: str, prefixes: int) -> None:
             for unit in UNITS if activity % 3 == 0 else UNITS[:1]:
                 amount = random.random() if unit == "seconds" else random.randrange(1_000)
                 server.digest_metric(
-                    ("execute", span, f"prefix-{prefix}", f"activity-{activity}", unit), amount
+                    ("execute", span, prefix_name(prefix), f"activity-{activity}", unit), amount
                 )
 
 
-async def exports(server: Worker, prefixes: int, rounds: int) -> list[tuple[float, float, int]]:
-    """Seconds on the loop, CPU seconds of the encoding, and points, of each export."""
-    telemetry = workers.telemetry(server)
-    assert telemetry is not None
+async def exports(telemetry: Any, rounds: int, work: Callable[[], object] = lambda: None) -> list[Export]:
     meter = telemetry.metrics.meter
     assert meter.on, "set no OTEL_METRICS_EXPORTER"
-    (span,) = {key[1] for key in server.digests_total if isinstance(key, tuple) and key[0] == "execute"}
     series, found = Series(), []
     for number in range(rounds):
-        meter_work(server, span, prefixes)
-        start = time.perf_counter()
+        work()
+        start, cpu = time.perf_counter(), time.thread_time()
         meter.export()
-        on_loop = time.perf_counter() - start
+        cpu, on_loop = time.thread_time() - cpu, time.perf_counter() - start
         assert await process.flush_aside(10)
         # The thread's work, done once more where nothing else runs.
         batch = Batch(telemetry.outlet.source, 0.0, 1.0 + number, list(telemetry.metrics._measured()))
         start = time.thread_time()
         body, points = series.request(batch)
         compress(body, "gzip")
-        found.append((on_loop, time.thread_time() - start, points))
+        found.append(Export(on_loop, cpu, time.thread_time() - start, points))
         series.taken()
     return found[1:]
+
+
+def measure(client: Client, cluster: LocalCluster, prefixes: int, rounds: int) -> Iterator[tuple[str, Any]]:
+    """By server what `exports` gives."""
+    client.gather([client.submit(int, n, key=(prefix_name(n), 0)) for n in range(prefixes)])
+    (server,) = cluster.workers.values()
+    span = next(key[1] for key in server.digests_total if isinstance(key, tuple) and key[0] == "execute")
+    work = partial(meter_work, server, span, prefixes)
+    yield f"worker, {prefixes} × {ACTIVITIES}", client.sync(exports, workers.telemetry(server), rounds, work)
+    yield f"scheduler, {prefixes}", client.sync(exports, schedulers.telemetry(cluster.scheduler), rounds)
 
 
 def distributions() -> list[tuple[str, str]]:
     """The price of a value, and of a snapshot of a hundred series, by form."""
     rows = []
+    of = [(f"prefix-{number}", "success", "") for number in range(100)]
     values = [random.lognormvariate(-3, 2) for _ in range(20_000)]
     for form in ("explicit_bucket_histogram", "base2_exponential_bucket_histogram"):
         found = Distributions(TASK_DURATION, Metrics(histograms=form))
 
         def record(found: Distributions = found) -> None:
             for number, value in enumerate(values):
-                found.record((f"prefix-{number % 100}", "success", ""), value)
+                found.record(of[number % 100], value)
 
         rows.append((f"record a value, {form}", f"{1e6 * best(record) / len(values):.2f} µs"))
         rows.append((f"copy 100 series, {form}", f"{1e3 * best(found.snapshots):.2f} ms"))
@@ -100,10 +124,13 @@ def best(call: Callable[[], Any], rounds: int = 5) -> float:
 
 
 def main(rounds: int) -> int:
+    """How many are above the bar."""
     slow = 0
     with Receiver() as receiver:
         os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = receiver.endpoint
-        print(f"{'prefixes × activities':>24} {'points':>7} {'on the loop':>22} {'in the thread':>22}")
+        print(
+            f"{'prefixes × activities':>24} {'points':>7} {'on the loop':>22} {'of it CPU':>22} {'CPU in the thread':>22}"
+        )
         for prefixes in (1, 10, 30, 100):
             with (
                 LocalCluster(
@@ -112,19 +139,18 @@ def main(rounds: int) -> int:
                 Client(cluster) as client,
             ):
                 dask_otel.enable(client)
-                client.submit(int, 1).result()
-                found = client.sync(exports, cluster.workers[0], prefixes, rounds + 1)
+                for what, found in measure(client, cluster, prefixes, rounds + 1):
+                    slow += statistics.median([one.cpu for one in found]) > BAR
+                    times = [told(column) for column in zip(*[one[:3] for one in found])]
+                    print(f"{what:>24} {found[-1].points:>7} {' '.join(f'{one:>22}' for one in times)}")
                 dask_otel.disable(client)
-            loop, thread = [one[0] for one in found], [one[1] for one in found]
-            slow += statistics.median(loop) > BAR
-            print(f"{f'{prefixes} × {ACTIVITIES}':>24} {found[-1][2]:>7} {told(loop):>22} {told(thread):>22}")
     print()
     for what, price in distributions():
         print(f"{what:>60} {price:>10}")
     return slow
 
 
-def told(times: list[float]) -> str:
+def told(times: Sequence[float]) -> str:
     return f"{1e3 * statistics.median(times):.2f} ms (max {1e3 * max(times):.2f})"
 
 

@@ -21,7 +21,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 
 from dask_otel import about_us, names, provided
 from dask_otel.distributions import Histograms
-from dask_otel.export.metric_bodies import Batch, Later, made
+from dask_otel.export.metric_bodies import Batch, Later, Once, made
 from dask_otel.feed import Feed, Series, totals
 from dask_otel.guard import Guard
 from dask_otel.outlet import SCOPE, Outlet
@@ -124,6 +124,13 @@ class Meter:
             except Exception:
                 self._guard.fault("metrics")
 
+    def _about_us(self) -> list[Measured]:
+        try:
+            return list(about_us.told(self, components()))
+        except Exception:
+            self._guard.fault("metrics about dask-otel")
+            return []
+
     def stop(self) -> None:
         """Hand in the last values; no more after them."""
         if self._look is not None:
@@ -149,14 +156,11 @@ class Meter:
         self._began = time.time()
 
     def _found(self) -> list[Measured | Later]:
-        return [*self._collect(), *about_us.told(self, components())]
+        return [*self._collect(), *self._about_us()]
 
     # -- our own way ----------------------------------------------------------------------------------------------
     def _submit(self, last: bool) -> None:
-        exporters = metric_exporters_for(self._outlet.settings)
-        # What is left for later is made once, and in one thread.
-        found = self._found() if len(exporters) == 1 else list(made(self._found()))
-        self._hand_in(found, last)
+        self._hand_in([one if isinstance(one, Measured) else Once(one) for one in self._found()], last)
 
     def _hand_in(self, found: Sequence[Measured | Later], last: bool) -> None:
         batch = Batch(self._outlet.source, self._began, time.time(), found, last)

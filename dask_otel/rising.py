@@ -20,9 +20,12 @@ FORGOTTEN = "forgotten"
 class Folds(Protocol):
     """What keeps prefixes few: `series.Folding`."""
 
+    @property
+    def rooms(self) -> int: ...
+
     def choose(self, busy: Mapping[str, float]) -> None: ...
 
-    def fold(self, values: Mapping[tuple[str, ...], float], at: int) -> dict[tuple[str, ...], float]: ...
+    def shown(self, prefix: str) -> str: ...
 
 
 class Rising:
@@ -132,26 +135,28 @@ class PrefixTotals:
         """These are new or have changed."""
         changed = list(prefixes)
         new = {prefix.name: prefix.compute / 1e6 for prefix in changed if prefix.name not in self._busy}
-        if new:
-            self._busy |= new
-            self._folding.choose(self._busy)
+        self._busy |= new
+        rooms = self._folding.rooms
+        self._folding.choose(self._busy)
+        if new or self._folding.rooms != rooms:
             self._relabel()
         for prefix in changed:
             self._add(prefix, self._read.get(prefix.name, self._nothing))
             self._read[prefix.name] = prefix
 
     def forget(self) -> None:
-        """All prefixes begin again."""
+        """All prefixes begin again; of those that have no series of their own nothing is kept."""
         self._read.clear()
+        self._labels = {name: label for name, label in self._labels.items() if name == label}
+        self._busy = {name: self._busy[name] for name in self._labels}
         self._sizes = defaultdict(int, dict.fromkeys(self._sizes, 0))
         self.tasks = dict.fromkeys(self.tasks, 0)
 
     def _relabel(self) -> None:
         """Which prefixes have series of their own is known anew; totals stay where they are, bytes move along."""
-        fold, labels = self._folding.fold, self._labels
+        shown, labels = self._folding.shown, self._labels
         for name in self._busy:
-            ((label,),) = fold({(name,): 0}, 0)
-            before = labels.get(name)
+            label, before = shown(name), labels.get(name)
             if label != before:
                 labels[name] = label
                 if before is not None and (read := self._read.get(name)) is not None:

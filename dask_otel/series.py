@@ -10,11 +10,12 @@ Rules
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from heapq import nlargest
 from statistics import median
 from typing import Any, NamedTuple
 
-from dask_otel.histograms import V, Value, added, fell, risen, since
+from dask_otel.histograms import Histogram, V, Value, added, fell, risen, since
 from dask_otel.instruments import COUNTER, HISTOGRAM, NUMBERS, Instrument
 from dask_otel.records import Attributes
 
@@ -42,7 +43,7 @@ class Measured(NamedTuple):
 
 
 def attributes(instrument: Instrument, of: tuple[str, ...]) -> Attributes:
-    """The attributes that these are values of, an empty one left out.
+    """The attributes that these are values of, optional ones last, an empty one left out.
 
     Examples
     --------
@@ -50,12 +51,12 @@ def attributes(instrument: Instrument, of: tuple[str, ...]) -> Attributes:
     >>> attributes(GC_PAUSE, ("0",))
     (('cpython.gc.generation', 0),)
     """
-    pairs = [pair for pair in zip(instrument.attributes, of) if pair[1]]
+    pairs = [pair for pair in zip(instrument.attributes + instrument.optional, of) if pair[1]]
     return tuple([(key, int(text) if key in NUMBERS else text) for key, text in pairs])
 
 
 def measured(instrument: Instrument, values: Mapping[tuple[str, ...], Value]) -> Measured:
-    """Points by the values of the instrument's attributes, in their order; an empty value is left out.
+    """Points by the values of the instrument's attributes and its optional ones, in their order; an empty value is left out.
 
     Examples
     --------
@@ -98,10 +99,14 @@ class _Stream:
 class Folding:
     """Keeps the prefixes of a server few; all its instruments share one.
 
-    Three quarters of the rooms are given out as prefixes come, at each choice to the busiest of the new ones. The others are for
-    those that come late and are busier: the first for whoever has more work than half of the prefixes that are shown, each further one
-    at twice the work of the one before. So early prefixes that do little leave room for those that matter, though not without end: what
-    has been given out is kept. A prefix that is given out after it was folded leaves its past in `OTHER`, and its own totals start at 0.
+    Three quarters of the rooms go to whoever comes, where more come than there are rooms to the busiest of those that have worked at all; where more than
+    twice as many come as rooms there are in all, each choice gives out half of what is left, so that whoever comes first does not take everything. The last
+    quarter is for those that come late: the first room for whoever has more work than half of the prefixes that are shown, each further one for
+    twice as much.
+
+    What is guaranteed: no more than ``limit`` are shown, and what has been given out is kept; whoever is shown was, at that choice, busier than whoever was not;
+    a prefix that comes late, with more work than half of those shown, finds a room, and those that follow if each does twice as much, a quarter of the rooms
+    long. A prefix that is given out after it was folded leaves its past in `OTHER`, and its own totals start at 0: no total falls.
 
     Parameters
     ----------
@@ -132,6 +137,15 @@ class Folding:
         #: How many prefixes had no series of their own; it never falls.
         self.folded = 0
 
+    @property
+    def rooms(self) -> int:
+        """How many were given out."""
+        return len(self._shown)
+
+    def shown(self, prefix: str) -> str:
+        """Under which prefix one is given out now."""
+        return prefix if prefix in self._shown else OTHER
+
     def choose(self, busy: Mapping[str, float]) -> None:
         """Give out rooms to the prefixes that are new, by what each has worked."""
         new = [prefix for prefix in busy if prefix not in self._shown and prefix != OTHER]
@@ -142,28 +156,23 @@ class Folding:
         self._waiting.update(new)
         self.folded = max(self.folded, len(new))
 
-    def shown(self, prefix: str) -> str:
-        """Under which prefix what a prefix does from now on is given out."""
-        return prefix if prefix in self._shown else OTHER
-
     def _give(self, new: list[str], room: int, busy: Mapping[str, float]) -> set[str]:
         free = max(0, room - self._limit // 4)
-        if free < len(new):
-            new = sorted(new, key=lambda prefix: -busy[prefix]) if free else new
-            new = new[:free] + self._worth(new[free:], room - free, busy, [*self._shown, *new[:free]])
+        if len(new) > free:
+            now = free if len(new) <= 2 * self._limit else (free + 1) // 2
+            worked = [prefix for prefix in new if busy[prefix] > 0]
+            new = nlargest(now, worked, busy.__getitem__) if free else self._worth(worked, room, busy)
         self._late |= self._waiting.intersection(new)
         self._shown.update(dict.fromkeys(new))
         self._waiting.difference_update(new)
         return set(new)
 
-    def _worth(self, waiting: list[str], room: int, busy: Mapping[str, float], shown: list[str]) -> list[str]:
+    def _worth(self, waiting: list[str], room: int, busy: Mapping[str, float]) -> list[str]:
         """Those that have done the work that the last rooms ask for."""
-        if not room:
-            return []
-        price = median([busy.get(prefix, 0.0) for prefix in shown]) * 2.0 ** (self._limit // 4 - room)
-        given: list[str] = []
+        price = median([busy.get(prefix, 0.0) for prefix in self._shown]) * 2.0 ** (self._limit // 4 - room)
         busier = [prefix for prefix in waiting if busy[prefix] > price]
-        for prefix in sorted(busier, key=lambda prefix: -busy[prefix])[:room]:
+        given: list[str] = []
+        for prefix in nlargest(room, busier, key=busy.__getitem__):
             if busy[prefix] > price:
                 given.append(prefix)
                 price *= 2
@@ -212,7 +221,7 @@ def _folded(
         if key[at] not in shown and key[at]:
             key = _into(key, at)
             if key in found:
-                value = added(found[key], value)
+                value = added(found[key], value) if isinstance(value, Histogram) else found[key] + value  # type: ignore[operator]
         found[key] = value
     return found
 
@@ -242,3 +251,14 @@ def by(values: Mapping[tuple[str, ...], float], at: int) -> dict[str, float]:
 def keyed(values: Mapping[str, float]) -> dict[tuple[str, ...], float]:
     """The same by tuples of one."""
     return {(of,): value for of, value in values.items()}
+
+
+def listed(span_names: Collection[str], tags: Sequence[str]) -> str:
+    """The innermost of a task's ``tags``, outermost first, that the user listed; empty if none is.
+
+    Examples
+    --------
+    >>> listed({"load", "train"}, ("train", "load", "part 7")), listed((), ("train",))
+    ('load', '')
+    """
+    return next((tag for tag in reversed(tags) if tag in span_names), "") if span_names else ""

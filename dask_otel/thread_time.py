@@ -4,7 +4,9 @@ Rules
 -----
 1. Standard library only; no clock: time (s) is handed in.
 2. At every moment each thread is in one state, so the states' seconds sum to threads × time, however both change.
-3. No total ever falls. The model's time is the latest that it was told, be it by a change or by a question: it stands
+3. What tasks hold threads for is counted elsewhere, and handed in with the question: a worker whose threads either have
+   a task or are idle tells nothing here while tasks come and go.
+4. No total ever falls. The model's time is the latest that it was told, be it by a change or by a question: it stands
    still while the clock is behind it.
 """
 
@@ -21,19 +23,21 @@ class ThreadTime:
     Two threads, a task in one of them; another task waits for data from its sixth second on.
 
     >>> threads = ThreadTime()
-    >>> threads.change(100.0, threads=2, executing=1)
+    >>> threads.change(100.0, threads=2)
     >>> threads.change(106.0, threads=2, executing=1, waiting=1)
-    >>> threads.totals(110.0)
+    >>> threads.totals(110.0, held=10.0)
     {'executing': 10.0, 'paused': 0.0, 'constrained': 0.0, 'gather-dep': 4.0, 'idle': 6.0}
     """
 
-    __slots__ = ("_counts", "_latest", "_seconds")
+    __slots__ = ("_counts", "_given", "_latest", "_seconds")
 
     def __init__(self) -> None:
-        #: Nobody has a thread before the first change.
-        self._latest = float("-inf")
+        self._latest: float | None = None
+        #: Threads; tasks beyond them; threads that are paused, constrained, waiting for data.
         self._counts = (0, 0, 0, 0, 0)
         self._seconds = [0.0, 0.0, 0.0, 0.0, 0.0]
+        #: What was answered last: a difference may be less by a rounding.
+        self._given = (0.0, 0.0)
 
     def change(
         self,
@@ -51,39 +55,30 @@ class ThreadTime:
         has tasks that it could run; a resource is missing (``constrained``); data is on its way (``waiting``). Else
         it is idle.
         """
-        if now > self._latest:
-            self._advance(now)
-        # Comparisons: each `min` would be a call.
-        if executing > threads:
-            executing = threads
-        free = threads - executing
-        paused = limited = gathering = 0
-        if free:
-            if running:
-                limited = constrained if constrained < free else free
-            else:
-                paused = ready + constrained if ready + constrained < free else free
-            free -= paused + limited
-            gathering = waiting if waiting < free else free
-        self._counts = (executing, paused, limited, gathering, free - gathering)
+        self._advance(now)
+        free = max(0, threads - executing)
+        paused = limited = 0
+        if running:
+            limited = min(free, constrained)
+        else:
+            paused = min(free, ready + constrained)
+        gathering = min(free - paused - limited, waiting)
+        self._counts = (threads, max(0, executing - threads), paused, limited, gathering)
 
-    def totals(self, now: float) -> dict[str, float]:
-        """Seconds by each of `names.THREAD_STATES` up to ``now`` (s)."""
-        if now > self._latest:
-            self._advance(now)
-        return dict(zip(names.THREAD_STATES, self._seconds))
+    def totals(self, now: float, held: float) -> dict[str, float]:
+        """Seconds by each of `names.THREAD_STATES` up to ``now`` (s); tasks have held slots for ``held`` (s)."""
+        self._advance(now)
+        threads, beyond, paused, limited, gathering = self._seconds
+        executing, idle = self._given
+        executing = max(executing, held - beyond)
+        idle = max(idle, threads - executing - paused - limited - gathering)
+        self._given = executing, idle
+        return dict(zip(names.THREAD_STATES, (executing, paused, limited, gathering, idle)))
 
     def _advance(self, now: float) -> None:
-        passed = now - self._latest
-        self._latest = now
-        seconds = self._seconds
-        executing, paused, constrained, gathering, idle = self._counts
-        # None of them times the eternity before the first change is no number.
-        if executing:
-            seconds[0] += executing * passed
-        if idle:
-            seconds[4] += idle * passed
-        if paused or constrained or gathering:
-            seconds[1] += paused * passed
-            seconds[2] += constrained * passed
-            seconds[3] += gathering * passed
+        if self._latest is None:
+            self._latest = now
+        elif now > self._latest:
+            passed = now - self._latest
+            self._latest = now
+            self._seconds = [seconds + count * passed for seconds, count in zip(self._seconds, self._counts)]

@@ -15,7 +15,9 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from threading import Lock
+from time import sleep
+from typing import Any, NamedTuple, TypeVar
 
 from dask_otel.budget import MAX_SERIES, OVERFLOWING, Budget
 from dask_otel.export import metric_wire
@@ -32,6 +34,9 @@ TOTALS = (COUNTER, HISTOGRAM)
 DIFFERENCES = {"cumulative": (), "lowmemory": (HISTOGRAM,), "delta": TOTALS}
 
 Values = Mapping[tuple[str, ...], Value | None]
+M = TypeVar("M", Measured, tuple[Instrument, Values])
+#: Points that are worked on at a stretch: less than a millisecond.
+_TURN = 100
 Later = Callable[[], Iterable[Measured]]
 
 
@@ -59,6 +64,32 @@ def made(found: Iterable[Measured | Later]) -> Iterator[Measured]:
             yield one
         else:
             yield from one()
+
+
+class Once:
+    """What was left for later, made once, though several exporters ask."""
+
+    def __init__(self, make: Later) -> None:
+        self._make = make
+        self._making = Lock()
+        self._made: list[Measured] | None = None
+
+    def __call__(self) -> list[Measured]:
+        with self._making:
+            if self._made is None:
+                self._made = list(self._make())
+            return self._made
+
+
+def _in_turns(items: Iterable[M]) -> Iterator[M]:
+    """Let the event loop have the interpreter in between: it would have to wait for it for 5 ms."""
+    points = 0
+    for item in items:
+        yield item
+        points += len(item[1])
+        if points > _TURN:
+            points = 0
+            sleep(0)
 
 
 class _One:
@@ -109,8 +140,8 @@ class Series:
         self._batch, self._moments, self._sent = batch, {}, []
         self._before = self._before or batch.start
         metrics, number = [], 0
-        wanted = [found for found in batch.all() if found.instrument.name not in self._exclude]
-        for instrument, values in self._with_gone(self.budget.bound(wanted)):
+        wanted = [found for found in _in_turns(batch.all()) if found.instrument.name not in self._exclude]
+        for instrument, values in _in_turns(self._with_gone(self.budget.bound(wanted))):
             points = self._points(instrument, values)
             if points:
                 metrics.append(self._metric(instrument, values, points))

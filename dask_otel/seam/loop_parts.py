@@ -2,8 +2,8 @@
 
 Rules
 -----
-1. A round is what asyncio does from one call of its selector to the next. Each is as likely as any other to be looked at, so
-   that what is seen is in proportion; what is not looked at costs a countdown.
+1. A round is what asyncio does from one call of its selector to the next. Of a number of rounds one is looked at, whichever,
+   and stands for all of them; the others cost a countdown.
 2. In a round that is looked at the moments between callbacks are taken, by the seconds of ``other`` up to then: what a
    handler took, and waiting, is not in them. What looking itself takes is left out.
 3. A callback is told by what it is, not by what it does: a socket that can be read or written, the task that writes to a
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import functools
 import random
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -30,23 +31,15 @@ from tornado.ioloop import IOLoop
 
 from dask_otel.guard import Guard
 from dask_otel.instruments import ASYNCIO, CONNECTION, PERIODIC, READ, REST, TORNADO, TRANSITION, WRITE
-from dask_otel.loop_parts import LoopParts
+from dask_otel.loop_parts import LoopParts, Pace
 from dask_otel.seam import Wraps
 
-#: One of so many rounds is looked at.
-EVERY = 100
 #: Rounds that are let pass once we have failed: for ever.
 _NEVER = 1 << 62
 #: Coroutines of tasks.
 _COROUTINES = {"Server._handle_comm": CONNECTION, "PeriodicCallback._run": PERIODIC}
 _MODULES = {"tornado": TORNADO, "asyncio": ASYNCIO, "_asyncio": ASYNCIO}
 _HOOK = "loop_parts"
-
-
-def between_looks(every: int = EVERY) -> Callable[[], int]:
-    """How many rounds to let pass, ``every`` on average: a fixed number would fall in step with what goes round."""
-    dice = random.Random()
-    return lambda: dice.randrange(1, 2 * every)
 
 
 class LoopPartsSeam:
@@ -56,8 +49,10 @@ class LoopPartsSeam:
     ----------
     other
         Gives the seconds that the loop has spent on neither handlers nor waiting, up to now.
-    gap
-        Gives how many rounds to let pass before the next look.
+    clock
+        Gives moments (s) that never fall.
+    pace
+        Makes what says how many rounds to let pass before the next look.
     """
 
     def __init__(
@@ -65,12 +60,17 @@ class LoopPartsSeam:
         server: Any,
         guard: Guard,
         other: Callable[[], float],
-        gap: Callable[[], int] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        pace: Callable[[float], Pace] = Pace,
     ) -> None:
         self._server = server
         self._guard = guard
         self._other = other
-        self._gap = gap or between_looks()
+        self._clock = clock
+        self._make_pace = pace
+        self._pace = pace(clock())
+        # Nobody who seeds the program's own changes what we look at, nor we what they get.
+        self._dice = random.Random()
         self._wraps = Wraps()
         self._parts = LoopParts()
         self._queue: _Queue | None = None
@@ -82,6 +82,7 @@ class LoopPartsSeam:
     def install(self) -> None:
         """Look from now on; what was seen before is forgotten."""
         self._parts = LoopParts()
+        self._pace = self._make_pace(self._clock())
         server = self._server
         loop = getattr(server.loop, "asyncio_loop", None)
         selector = getattr(loop, "_selector", None)
@@ -108,7 +109,7 @@ class LoopPartsSeam:
     # -- rounds -------------------------------------------------------------------------------------------------
     def _wrap_select(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Called once a round."""
-        left = self._gap() + 1
+        left = 1
         turn, parts = self._turn, self._parts
 
         def select(timeout: float | None = None) -> Any:
@@ -129,7 +130,7 @@ class LoopPartsSeam:
             if self._looking:
                 self.ended()
                 self._stop()
-                pause = self._gap()
+                pause = self._pace.pause(self._clock(), self._dice.random())
                 if pause:
                     return pause
             self._look(queue)
@@ -168,14 +169,15 @@ class LoopPartsSeam:
     def _turn_to(self, part: str) -> str:
         """Returns what went on until now."""
         now = self._other()
-        self._parts.sampled(self._part, now - self._since)
+        self._parts.sampled(self._part, (now - self._since) * self._pace.weight)
         before, self._part, self._since = self._part, part, now
         return before
 
     def _wrap_transitions(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def _transitions(*args: Any, **kwargs: Any) -> Any:
-            if not self._looking:
+            # Those of a connection are in the handlers of its messages.
+            if not self._looking or self._part is CONNECTION:
                 return original(*args, **kwargs)
             before = REST
             try:

@@ -5,8 +5,8 @@ Rules
 1. Everything is called in the thread of the scheduler's event loop, the getters too.
 2. Whatever happens costs the same, however many workers, groups and tasks there are; only `install` looks at all workers.
 3. What the scheduler holds is read, not kept twice: what is queued, what no worker may run, which tasks a worker has.
-4. It is read once a turn of the loop, when the loop is to wait: what comes and goes within a turn has taken no time, and
-   no worker hears of it before. A hook notes whose tasks have changed, no more.
+4. It is read when the loop is to wait, and once a millisecond while it is busy: what comes and goes in between has
+   taken no time, and hardly any worker hears of it before. A hook notes whose tasks have changed, no more.
 5. A loop without a selector of its own (uvloop) is looked at every `_LOOK` seconds instead.
 
 Notes
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from distributed.core import Status
 
 from dask_otel.guard import Guard
-from dask_otel.idle_time import IdleTime
+from dask_otel.idle_time import NOTHING, IdleTime
 from dask_otel.seam import Wraps
 from dask_otel.seam.handlers import HandlerSeam, selector_of
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from distributed import Scheduler
     from distributed.scheduler import WorkerState
 
+_RUNNING = Status.running  # A look at the enumeration itself is a call.
 #: Seconds between two looks at a scheduler whose loop does not tell its turns.
 _LOOK = 0.05
 
@@ -70,7 +71,8 @@ class SchedulerTimeSeam:
         self._last = None
         self._idle = IdleTime(self._clock())
         self._changed.update(scheduler.workers)
-        self._look(self._clock())
+        self._transitions = self._updating = -1
+        self._turn(self._clock())
         status = self._wrap_status_change
         for name, wrap in (
             ("check_idle_saturated", self._wrap_check_idle_saturated),
@@ -101,7 +103,7 @@ class SchedulerTimeSeam:
         if self._last is not None:
             return dict(self._last[0])
         now = self._clock()
-        self._look(now)
+        self._turn(now)
         return self._idle.totals(now)
 
     def handler_time(self) -> dict[str, float]:
@@ -114,27 +116,25 @@ class SchedulerTimeSeam:
     def _turn(self, now: float) -> None:
         """The loop has done what there was to do."""
         scheduler = self._scheduler
-        if (
-            self._changed
-            or self._transitions != scheduler.transition_counter
-            or self._updating != scheduler._active_graph_updates
-        ):
-            self._look(now)
-
-    def _look(self, now: float) -> None:
-        scheduler, idle, running = self._scheduler, self._idle, Status.running
-        self._transitions = scheduler.transition_counter
-        self._updating = updating = scheduler._active_graph_updates
-        for address in self._changed:
+        transitions, updating = scheduler.transition_counter, scheduler._active_graph_updates
+        changed, idle = self._changed, self._idle
+        if not changed and transitions == self._transitions and updating == self._updating:
+            return
+        self._transitions, self._updating = transitions, updating
+        for address in changed:
             ws = scheduler.workers.get(address)
             if ws is None:
-                idle.worker_left(address, now)
+                has = NOTHING
             else:
                 tasks = len(ws.processing)
                 spare = ws.nthreads - tasks + len(ws.long_running)
-                idle.worker(address, spare, tasks, ws.status is running, now)
-        self._changed.clear()
-        idle.elsewhere(len(scheduler.queued), len(scheduler.unrunnable), updating, now)
+                has = (0 if spare > 0 and ws.status is not _RUNNING else spare, tasks)
+            if has != idle.workers.get(address, NOTHING):
+                idle.worker(address, *has, now)
+        changed.clear()
+        elsewhere = (len(scheduler.queued), len(scheduler.unrunnable), updating)
+        if elsewhere != idle.elsewhere:
+            idle.others(*elsewhere, now)
 
     def _look_again(self) -> None:
         try:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dask_otel.guard import Guard
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 #: bare strings like ``latency``, and what users post to the worker under keys of their own.
 _WITH_SPAN = ("execute", "p2p")
 _WITHOUT_SPAN = ("gather-dep", "get-data", "memory-monitor")
-#: Running, and no tasks that a thread could be free for.
-_NONE_FREE = (True, 0, 0, 0)
 
 
 class Activity(NamedTuple):
@@ -63,11 +61,10 @@ class WorkerTimeSeam:
     def _begin(self) -> None:
         """Totals start, from what there is."""
         self._threads = ThreadTime()
-        self._tasks = RunningTime()
-        #: Copies of the state's sets as of the last stimulus, and by what a change of them is known.
-        self._executing: set[Any] = set()
-        self._away: set[Any] = set()
-        self._seen: tuple[Any, ...] = ()
+        self._holding = RunningTime()
+        self._seceded = RunningTime()
+        #: By what a change of the state is known: see `_wrap_handle_stimulus`.
+        self._seen: tuple[Any, ...] = (0, 0, 0, 0, None)
         #: By key without the span's id: all but what `_since` holds.
         self._digests: defaultdict[Hashable, float] = defaultdict(int)
         #: Dask's own amounts since a heartbeat, the last or the one before.
@@ -83,8 +80,8 @@ class WorkerTimeSeam:
         self._since = worker.digests_total_since_heartbeat
         _add(self._digests, {name: -value for name, value in dict(self._since).items() if _fine(name)})
         self._wraps.attribute(worker, "get_metrics", self._wrap_get_metrics(worker.get_metrics))
-        handle = self._wrap_handle_stimulus(worker.handle_stimulus)
-        self._recount(self._clock())
+        self._wrap_handle_stimulus(lambda: None, worker.state)()  # What is there.
+        handle = self._wrap_handle_stimulus(worker.handle_stimulus, worker.state)
         self._wraps.attribute(worker, "handle_stimulus", handle)
 
     def uninstall(self) -> None:
@@ -94,19 +91,20 @@ class WorkerTimeSeam:
     # -- the totals -------------------------------------------------------------------------------------------
     def thread_time(self) -> dict[str, float]:
         """Thread-seconds by each of `names.THREAD_STATES`; their sum is threads × uptime."""
-        return self._threads.totals(self._clock())
+        now = self._clock()
+        return self._threads.totals(now, sum(self._holding.totals(now).values()))
 
     def compute_time(self) -> dict[str, float]:
         """Seconds by prefix that tasks have held a slot, running ones included."""
-        return self._tasks.compute(self._clock())
+        return self._holding.totals(self._clock())
 
     def executing_time(self) -> dict[str, float]:
         """Elapsed seconds by prefix of the tasks that hold a slot now; 0 where none does any more."""
-        return self._tasks.executing(self._clock())
+        return self._holding.elapsed(self._clock())
 
     def seceded_time(self) -> dict[str, float]:
         """Seconds by prefix that tasks have run since they seceded, running ones included."""
-        return self._tasks.seceded(self._clock())
+        return self._seceded.totals(self._clock())
 
     def activity(self) -> dict[Activity, float]:
         """Exact totals of Dask's fine metrics: those of ``Worker.digests_total``, span ids summed away."""
@@ -114,15 +112,17 @@ class WorkerTimeSeam:
 
     def activity_later(self) -> Callable[[], dict[Activity, float]]:
         """The same as of now, made of what there is now when it is called: there may be thousands."""
-        self._absorb()
         # Copies of dictionaries run no Python code: nobody writes to them in between.
-        digests, since = self._digests.copy(), dict(self._since)
+        digests, latest = self._digests.copy(), self._worker.digests_total_since_heartbeat
+        # What was put aside stays there until a heartbeat: to add it is as much work as to sum it up.
+        since = [dict(self._since)] if latest is self._since else [dict(self._since), dict(latest)]
         return lambda: self._sum_up(digests, since)
 
     def _sum_up(
-        self, digests: defaultdict[Hashable, float], since: Mapping[Hashable, float]
+        self, digests: defaultdict[Hashable, float], since: Sequence[Mapping[Hashable, float]]
     ) -> dict[Activity, float]:
-        _add(digests, since)
+        for more in since:
+            _add(digests, more)
         found: defaultdict[Activity, float] = defaultdict(int)
         for key, value in digests.items():
             if key not in self._activities:
@@ -133,8 +133,11 @@ class WorkerTimeSeam:
         return dict(found)
 
     # -- states -----------------------------------------------------------------------------------------------
-    def _wrap_handle_stimulus(self, original: Callable[..., None]) -> Callable[..., None]:
-        clock = self._clock
+    def _wrap_handle_stimulus(self, original: Callable[..., None], state: Any) -> Callable[..., None]:
+        """Called three times a task: it looks at what it can without a call of Python code."""
+        clock, change, fault = self._clock, self._change, self._guard.fault
+        executing, away, waiting = state.executing, state.long_running, state.waiting
+        ready, constrained = _plain(state.ready), _plain(state.constrained)
 
         def handle_stimulus(*stims: Any) -> None:
             now = clock()
@@ -142,49 +145,29 @@ class WorkerTimeSeam:
                 original(*stims)
             finally:
                 try:
-                    self._recount(now)
+                    count, threads = len(executing), state.nthreads
+                    odd: object = count > threads
+                    if count < threads and (waiting or constrained or not state.running):
+                        odd = (state.running, len(ready), len(constrained), len(waiting))
+                    # Whatever leaves the sets that run has ended, which is counted, or moves from the one to the other.
+                    seen = (state.executed_count, count, len(away), threads, odd)
+                    if seen != self._seen:
+                        change(now, seen, executing, away)
                 except Exception:
-                    self._guard.fault("handle_stimulus")
+                    fault("handle_stimulus")
 
         return handle_stimulus
 
-    def _recount(self, now: float) -> None:
-        state = self._worker.state
-        threads, executing, away = state.nthreads, state.executing, state.long_running
-        if len(executing) >= threads:
-            free = _NONE_FREE
-        elif state.running:
-            free = (True, 0, len(state.constrained), len(state.waiting))
-        else:
-            free = (False, len(state.ready), len(state.constrained), len(state.waiting))
-        # Whatever leaves the sets that run has ended, which is counted, or moves from the one to the other.
-        seen = (state.executed_count, len(executing), len(away), threads, free)
-        if seen != self._seen:
-            self._seen = seen
-            self._threads.change(now, threads, len(executing), *free)
-            self._compare(now, executing, away)
-
-    def _compare(self, now: float, executing: set[Any], away: set[Any]) -> None:
-        """Tell the model what has changed; seceded tasks may be many, and are compared only where one has.
-
-        A task's own hash is a call of Python code: sets keep what they were told, and the model has its ``id``.
-        """
-        tasks, known = self._tasks, self._executing
-        if len(away) == len(self._away) and executing == known:
-            return
-        gone = known - executing
-        self._executing = executing.copy()
-        if len(away) != len(self._away) or not gone.isdisjoint(away):
-            for task in self._away - away:
-                tasks.stop(now, id(task))
-            for task in away - self._away:
-                tasks.secede(now, id(task), task.prefix)
-            self._away = away.copy()
-            gone -= away
-        for task in gone:
-            tasks.stop(now, id(task))
-        for task in executing - known:
-            tasks.start(now, id(task), task.prefix)
+    def _change(self, now: float, seen: tuple[Any, ...], executing: set[Any], away: set[Any]) -> None:
+        _, _, gone, threads, odd = self._seen
+        self._seen = seen
+        self._holding.change(now, executing)
+        if gone or away:
+            self._seceded.change(now, away)
+        # Threads that hold a task or are idle are none of the model's business.
+        if odd or seen[4] or threads != seen[3]:
+            told = seen[4] if type(seen[4]) is tuple else ()
+            self._threads.change(now, seen[3], seen[1], *told)
 
     # -- fine metrics -----------------------------------------------------------------------------------------
     def _wrap_get_metrics(
@@ -216,6 +199,11 @@ def _add(digests: defaultdict[Hashable, float], more: Mapping[Hashable, float]) 
         key = _fine(name)
         if key is not None:
             digests[key] += value
+
+
+def _plain(heap: Any) -> Any:
+    """The set within one of distributed's ``HeapSet``, whose length is a call of Python code."""
+    return getattr(heap, "_data", heap)
 
 
 def _fine(name: Any) -> tuple[Any, ...] | None:

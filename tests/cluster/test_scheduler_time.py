@@ -246,7 +246,7 @@ def test_workers_that_come_and_go_bring_and_take_their_threads() -> None:
             assert await cluster.spent() == {"no-client-work": 40}
             await cluster.client.scheduler.unregister(address=lost, stimulus_id="test")
             assert await cluster.spent() == {"no-client-work": 20}
-            assert len(cluster.seam._idle._workers) == 1
+            assert len(cluster.seam._idle.workers) == 1
 
     run(test())
 
@@ -276,8 +276,8 @@ def from_scratch(scheduler: Scheduler) -> dict[str, int]:
     }
 
 
-def test_at_every_turn_of_the_loop_the_reasons_are_those_that_looking_at_everything_gives() -> None:
-    """A second passes whenever the loop waits; what the seam gives is what was there from scratch."""
+def test_whenever_the_loop_waits_the_reasons_are_those_that_looking_at_everything_gives() -> None:
+    """A second passes then, and at no other time; what the seam gives is what was there from scratch."""
 
     async def test() -> None:
         async with timed(2, 2, install=False) as cluster:
@@ -286,9 +286,10 @@ def test_at_every_turn_of_the_loop_the_reasons_are_those_that_looking_at_everyth
             original = selector.select
 
             def select(timeout: float | None = None) -> Any:
-                cluster.clock.now += 1
-                for reason, threads in from_scratch(cluster.scheduler).items():
-                    expected[reason] += threads
+                if timeout != 0:
+                    cluster.clock.now += 1
+                    for reason, threads in from_scratch(cluster.scheduler).items():
+                        expected[reason] += threads
                 return original(timeout)
 
             selector.select = select
@@ -338,7 +339,6 @@ def test_a_loop_that_does_not_tell_its_turns_is_looked_at_all_the_same(
             cluster.clock.now += 10
             task = cluster.submit("a")
             await cluster.running("a")
-            assert cluster.seam._changed
             await until(lambda: not cluster.seam._changed)
             cluster.clock.now += 10
             found = cluster.seam.idle_time()

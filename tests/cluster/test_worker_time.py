@@ -762,7 +762,7 @@ async def test_a_fault_of_ours_does_not_reach_dask() -> None:
         guard = Guard("mine", strict=False)
         seam = WorkerTimeSeam(m.worker, guard, m.clock)
         seam.install()
-        del seam._threads, seam._since, seam._wraps._undo[:]  # What a wrapper then cannot find.
+        del seam._holding, seam._since, seam._wraps._undo[:]  # What a wrapper then cannot find.
         assert await m.submit(metered, 3, key="metered-3") == 3
         assert (await m.worker.get_metrics())["task_counts"]
         assert guard.faults["handle_stimulus"] > 0

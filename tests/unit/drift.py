@@ -27,6 +27,7 @@ SCHEDULER, WORKER, CLIENT = "seam/scheduler.py SchedulerSeam", "seam/worker.py W
 TIME, HANDLERS = "seam/scheduler_time.py SchedulerTimeSeam", "seam/handlers.py HandlerSeam"
 LOOP_PARTS = "seam/loop_parts.py"
 WORKER_TIME = "seam/worker_time.py WorkerTimeSeam"
+STATE, WORKER_STATE = "seam/scheduler_state.py SchedulerStateSeam", "seam/worker_state.py WorkerStateSeam"
 TRANSFERS, ACTORS, ERRORS = "seam/transfers.py TransferSeam", "seam/actors.py", "seam/errors.py"
 
 
@@ -144,6 +145,14 @@ SIGNATURES = [
         "(self, recommendations, client_msgs, worker_msgs, stimulus_id)",
     ),
     Signature(f"{TIME}._leaves", "distributed:Scheduler.coerce_address", "(self, addr, …)"),
+    Signature(f"{STATE}.install", "distributed:Scheduler._clear_task_state", "(self)"),
+    Signature(f"{STATE}._forget_semaphore", "distributed.semaphore:SemaphoreExtension.close", "(self, name)"),
+    Signature(f"{STATE}._desired", "distributed:Scheduler.adaptive_target", "(self, target_duration)"),
+    Signature(
+        f"{WORKER_STATE}._tasks",
+        "distributed.worker_state_machine:TaskCounter.current_count",
+        "(self, by_prefix)",
+    ),
     Signature(f"{SCHEDULER}.event", "distributed.broker:Broker.truncate", "(self, topic)"),
     Signature(f"{SCHEDULER}.install", "distributed:Scheduler.log_event", "(self, topic, msg)"),
     Signature(f"{WORKER}.tell_scheduler", "distributed:Worker.log_event", "(self, topic, msg)"),
@@ -383,10 +392,33 @@ def _changed_in(name: str, *functions: str) -> Callable[[], object]:
     return holds
 
 
-def _no_way_back_to_executing() -> object:
-    table = resolve("distributed.worker_state_machine:WorkerState")._TRANSITIONS_TABLE
-    ways = {start for start, finish in table if finish == "executing"}
-    return ways == {"constrained", "ready"} or f"{ways}"
+def _sets_are_kept() -> object:
+    source = inspect.getsource(resolve("distributed.worker_state_machine:WorkerState"))
+    sets = ("executing", "long_running", "waiting", "ready", "constrained")
+    found = {name: source.count(f"self.{name} = ") for name in sets}
+    return set(found.values()) == {1} or f"{found}"
+
+
+def _members_are_kept() -> object:
+    heap = resolve("distributed.collections:HeapSet")(key=id)
+    members = heap._data
+    heap.add(_members_are_kept)
+    added = members == {_members_are_kept}
+    heap.clear()
+    return (added and heap._data is members and not members) or f"{members}"
+
+
+def _changed_with_states() -> object:
+    """Whether what the totals of a prefix are made of changes where one of its tasks comes into a state, and nowhere else."""
+    changes = (".set_nbytes(", ".group.add_duration(", ".prefix.suspicious +=")
+    cls = resolve("distributed:Scheduler")
+    found = {
+        name
+        for owner in cls.__mro__
+        for name, value in vars(owner).items()
+        if inspect.isfunction(value) and any(text in inspect.getsource(value) for text in changes)
+    }
+    return found == {"_transition_processing_memory", "update_data", "remove_worker"} or f"{sorted(found)}"
 
 
 def _ends_are_counted() -> object:
@@ -396,7 +428,7 @@ def _ends_are_counted() -> object:
 
 STATIC = [
     Fact(
-        f"{WORKER_TIME}._recount",
+        f"{WORKER_TIME}._wrap_handle_stimulus",
         "these of a worker's state",
         _has(
             "distributed.worker_state_machine:WorkerState",
@@ -404,9 +436,13 @@ STATIC = [
             *("nthreads", "running", "ready", "constrained", "waiting"),
         ),
     ),
-    Fact(f"{WORKER_TIME}._recount", "every end of a task to be in executed_count", _ends_are_counted),
     Fact(
-        f"{WORKER_TIME}._recount",
+        f"{WORKER_TIME}._wrap_handle_stimulus",
+        "every end of a task to be in executed_count",
+        _ends_are_counted,
+    ),
+    Fact(
+        f"{WORKER_TIME}._wrap_handle_stimulus",
         "executing to be changed by the starts, ends and secessions of tasks",
         _changed_in(
             "executing",
@@ -415,7 +451,7 @@ STATIC = [
         ),
     ),
     Fact(
-        f"{WORKER_TIME}._recount",
+        f"{WORKER_TIME}._wrap_handle_stimulus",
         "long_running to be changed by the ends and secessions of tasks",
         _changed_in(
             "long_running",
@@ -424,12 +460,17 @@ STATIC = [
         ),
     ),
     Fact(
-        f"{WORKER_TIME}._compare",
-        "no way from long-running to executing",
-        _no_way_back_to_executing,
+        f"{WORKER_TIME}._wrap_handle_stimulus",
+        "a worker's state to keep these sets for good",
+        _sets_are_kept,
     ),
     Fact(
-        f"{WORKER_TIME}._compare",
+        "seam/worker_time.py _plain",
+        "a HeapSet to keep its members in a set of its own",
+        _members_are_kept,
+    ),
+    Fact(
+        f"{WORKER_TIME}._change",
         "the prefix of a worker's task",
         _has("distributed.worker_state_machine:TaskState", "prefix"),
     ),
@@ -548,12 +589,12 @@ STATIC = [
         _says("distributed.scheduler", 'f"stimulus-retry-'),
     ),
     Fact(
-        f"{TIME}._look",
+        f"{TIME}._turn",
         "these attributes of a worker's state",
         _has("distributed.scheduler:WorkerState", *("nthreads", "processing", "long_running", "status")),
     ),
     Fact(
-        f"{TIME}._look",
+        f"{TIME}._turn",
         "what is queued and what no worker may run",
         _has("distributed.scheduler:SchedulerState", "queued", "unrunnable"),
     ),
@@ -581,6 +622,112 @@ STATIC = [
         f"{TIME}._wrap_remove_worker",
         "a worker to be out before anything is awaited",
         _is_removed_at_once,
+    ),
+    Fact(
+        "seam/scheduler_state.py _read",
+        "these attributes of a prefix",
+        _has(
+            "distributed.scheduler:TaskPrefix",
+            *("name", "suspicious", "state_counts", "nbytes_total", "states", "_all_durations_us"),
+        ),
+    ),
+    Fact(
+        f"{STATE}._changed",
+        "a prefix to count each time that a task comes into a state",
+        _says("distributed.scheduler", "pf.state_counts[value] += 1"),
+    ),
+    Fact(
+        f"{STATE}._changed",
+        "sizes, durations and suspicions of a prefix to change where its tasks come into states",
+        _changed_with_states,
+    ),
+    Fact(
+        f"{STATE}._forget_prefixes",
+        "a restart to clear prefixes, and nothing else to take one away",
+        _says("distributed.scheduler", "self.task_prefixes,", "self._clear_task_state()"),
+    ),
+    Fact(
+        f"{STATE}._clients",
+        "these totals of a scheduler",
+        _has(
+            "distributed:Scheduler",
+            *("_client_connections_added_total", "_client_connections_removed_total"),
+            *("_workers_added_total", "_workers_removed_total"),
+        ),
+    ),
+    Fact(
+        f"{STATE}._workers",
+        "the sets of workers",
+        _has("distributed.scheduler:SchedulerState", "idle", "saturated", "running", "workers"),
+    ),
+    Fact(
+        f"{STATE}._read_semaphores",
+        "these numbers of semaphores, and this operation",
+        _says(
+            "distributed.semaphore",
+            *('"acquire_total": defaultdict(int)', '"release_total": defaultdict(int)'),
+            *('"average_pending_lease_time": defaultdict(float)', '"pending": defaultdict(int)'),
+            *("self.max_leases = dict()", "self.leases = defaultdict(dict)", '"semaphore_close": self.close'),
+        ),
+    ),
+    Fact(
+        f"{STATE}._stealing",
+        "these numbers of work stealing",
+        _says(
+            "distributed.stealing",
+            *('"request_count_total": defaultdict(int)', '"request_cost_total": defaultdict(int)'),
+        ),
+    ),
+    Fact(
+        f"{WORKER_STATE}._transfers",
+        "these numbers of a worker's state",
+        _has(
+            "distributed.worker_state_machine:WorkerState",
+            *("transfer_incoming_bytes", "transfer_incoming_count", "transfer_incoming_count_total"),
+            *("nbytes", "nthreads", "task_counter"),
+        ),
+    ),
+    Fact(
+        f"{WORKER_STATE}._transfers",
+        "these numbers of a worker",
+        _has(
+            "distributed:Worker",
+            *("transfer_outgoing_bytes", "transfer_outgoing_bytes_total"),
+            *("transfer_outgoing_count", "transfer_outgoing_count_total", "latency"),
+        ),
+    ),
+    Fact(
+        f"{WORKER_STATE}._spill",
+        "these numbers of a spill buffer",
+        _has("distributed.spill:SpillBuffer", "cumulative_metrics", "spilled_total"),
+    ),
+    Fact(
+        "seam/ticks.py TickSeam.install",
+        "a callback that measures ticks",
+        _says("distributed.core", 'self.periodic_callbacks["tick"] = PeriodicCallback('),
+    ),
+    Fact(
+        "seam/ticks.py TickSeam._wrap_tick",
+        "a tick to be the time since the last one",
+        _says("distributed.core", "tick_duration = now - self._last_tick", "self._last_tick = now"),
+    ),
+    Fact(
+        "seam/ticks.py TickSeam._wrap_tick",
+        "tornado to look the callback up each time",
+        _says("tornado.ioloop", "val = self.callback()"),
+    ),
+    Fact(
+        "seam/server_state.py ServerState._monitor",
+        "these of a system monitor",
+        _says("distributed.system_monitor", "self.last_time = monotonic()", "self.last_time = now_mono"),
+    ),
+    Fact(
+        "seam/server_state.py ServerState._gil",
+        "these of a system monitor",
+        _has(
+            "distributed.system_monitor:SystemMonitor",
+            *("monitor_gil_contention", "cumulative_gil_contention", "get_process_memory"),
+        ),
     ),
     Fact(
         f"{HANDLERS}.install",
@@ -720,6 +867,16 @@ STATIC = [
         f"{TRANSFERS}.close",
         "the data of a transfer that succeeded",
         _has("distributed.worker_state_machine:GatherDepSuccessEvent", "data"),
+    ),
+    Fact(
+        f"{TRANSFERS}._wrap_get_data",
+        "a request for data that is refused to be answered by a dictionary, others by none",
+        _says("distributed.worker", 'return {"status": "busy"}', "return Status.dont_reply"),
+    ),
+    Fact(
+        f"{TRANSFERS}._size",
+        "actors to be asked for like data",
+        _says("distributed.worker", "if k in self.state.actors:"),
     ),
     Fact(
         "seam/transfers.py _OUTCOMES",

@@ -54,7 +54,7 @@ def test_a_pause_is_of_every_computation_that_was_active() -> None:
     scheduler.paused += 4
     scheduler.run("add-1")
     scheduler.tick()
-    assert gc_times(scheduler) == [3.0, 6.0]
+    assert set(gc_times(scheduler)) == {3.0, 6.0}
 
 
 def test_what_workers_tell_of_its_groups_is_added() -> None:

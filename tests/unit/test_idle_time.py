@@ -61,13 +61,13 @@ def happen(idle: IdleTime, plain: Plain, what: tuple[object, ...], now: int) -> 
     match what:
         case ("worker", str(name), int(spare), int(tasks), bool(running)):
             plain.workers[name] = (spare, tasks, running)
-            idle.worker(name, spare, tasks, running, now)
+            idle.worker(name, spare if running else min(spare, 0), tasks, now)
         case ("left", str(name)):
             plain.workers.pop(name, None)
-            idle.worker_left(name, now)
+            idle.worker(name, 0, 0, now)
         case ("elsewhere", int(queued), int(unrunnable), int(updating)):
             plain.queued, plain.unrunnable, plain.updating = queued, unrunnable, updating
-            idle.elsewhere(queued, unrunnable, updating, now)
+            idle.others(queued, unrunnable, updating, now)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), happenings, st.booleans())))
@@ -115,9 +115,9 @@ def test_each_free_thread_has_one_reason(
 ) -> None:
     """Four threads are free at one worker, at another lie two tasks beyond its threads."""
     idle = IdleTime(0)
-    idle.worker("free", 4, 0, True, 0)
-    idle.worker("paused", -2, 3, False, 0)
-    idle.elsewhere(queued, unrunnable, updating, 0)
+    idle.worker("free", 4, 0, 0)
+    idle.worker("paused", -2, 3, 0)
+    idle.others(queued, unrunnable, updating, 0)
     assert idle.totals(1) == {**NOTHING, **reasons}
 
 
@@ -136,16 +136,24 @@ def test_threads_wait_for_clients_while_no_task_is_anywhere(
 ) -> None:
     """Four threads are free; what is at the worker has seceded."""
     idle = IdleTime(0)
-    idle.worker("free", 4, tasks, True, 0)
-    idle.elsewhere(queued, unrunnable, updating, 0)
+    idle.worker("free", 4, tasks, 0)
+    idle.others(queued, unrunnable, updating, 0)
     assert idle.totals(1) == {**NOTHING, **reasons}
+
+
+def test_time_stands_still_while_what_is_told_is_older() -> None:
+    idle = IdleTime(0)
+    idle.worker("free", 4, 0, 0)
+    assert idle.totals(10) == {**NOTHING, "no-client-work": 40}
+    idle.worker("free", 2, 2, 8)
+    assert idle.totals(9) == {**NOTHING, "no-client-work": 40}
+    assert idle.totals(11) == {**NOTHING, "no-client-work": 40, "not-enough-parallelism": 2}
 
 
 def test_workers_that_left_are_not_remembered() -> None:
     idle = IdleTime(0)
     for n in range(3):
-        idle.worker(n, 2, 0, True, 0)
-        idle.worker(n, -1, 3, True, 0)
-        idle.worker_left(n, 0)
-    idle.worker("paused", 2, 0, False, 0)
-    assert idle._workers == {}
+        idle.worker(n, 2, 0, 0)
+        idle.worker(n, -1, 3, 0)
+        idle.worker(n, 0, 0, 0)
+    assert idle.workers == {}

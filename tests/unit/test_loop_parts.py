@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import random
 import socket
 import threading
 from collections import deque
@@ -17,8 +18,8 @@ from hypothesis import strategies as st
 from tornado.ioloop import IOLoop, PeriodicCallback
 
 from dask_otel.guard import Guard
-from dask_otel.loop_parts import LoopParts
-from dask_otel.seam.loop_parts import LoopPartsSeam, between_looks
+from dask_otel.loop_parts import LOOKS, LoopParts, Pace
+from dask_otel.seam.loop_parts import LoopPartsSeam
 
 # -- the estimate ---------------------------------------------------------------------------------------------------
 
@@ -60,24 +61,58 @@ def test_a_total_is_shared_out_by_the_samples_that_came_while_it_grew() -> None:
     ]
 
 
-def test_between_two_looks_every_number_of_rounds_is_as_likely() -> None:
-    gap = between_looks(4)
-    found = [gap() for _ in range(7000)]
-    assert set(found) == {1, 2, 3, 4, 5, 6, 7}
-    assert sum(found) / len(found) == pytest.approx(4, rel=0.05)
+# -- the pace -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [1e-5, 1e-3, 0.049, 0.051, 1.0])
+def test_a_loop_is_looked_at_some_twenty_times_a_second_be_its_rounds_long_or_short(seconds: float) -> None:
+    pace, dice, now, rounds, looks = Pace(0.0), random.Random(7), 0.0, 0, 0
+    weights = []
+    while looks < 3000:
+        now += seconds
+        rounds, looks = rounds + 1, looks + 1
+        weights.append(pace.weight)
+        pause = pace.pause(now, dice.random())
+        rounds, now = rounds + pause, now + pause * seconds
+    assert looks / now == pytest.approx(min(LOOKS, 1 / seconds), rel=0.1)
+    assert sum(weights) == pytest.approx(rounds, rel=0.1)
+
+
+def test_each_number_of_rounds_is_as_likely_to_be_let_pass() -> None:
+    dice = random.Random(7)
+    found = []
+    for _ in range(7000):
+        pace = Pace(0.0)
+        found.append(pace.pause(1 / LOOKS / 4, dice.random()))
+    assert set(found) == {0, 1, 2, 3, 4, 5, 6}
+    assert sum(found) / len(found) == pytest.approx(3, rel=0.05)
+
+
+def test_a_clock_that_stands_still_is_no_fault() -> None:
+    assert Pace(5.0).pause(5.0, 0.9) == 0
 
 
 # -- a loop ---------------------------------------------------------------------------------------------------------
 
 
+def every(pause: int) -> Callable[[float], Pace]:
+    """One round is looked at, so many are let pass."""
+
+    class Fixed(Pace):
+        def pause(self, now: float, dice: float) -> int:
+            return pause
+
+    return Fixed
+
+
 class Server:
     """A server on the loop that runs; its clock goes on where a test says so."""
 
-    def __init__(self, gap: Callable[[], int] = lambda: 0, strict: bool = True) -> None:
+    def __init__(self, pause: int = 0, strict: bool = True) -> None:
         self.other = 0.0
         self.loop = IOLoop.current()
         self.guard = Guard("server", strict=strict)
-        self.seam = LoopPartsSeam(self, self.guard, lambda: self.other, gap)
+        self.seam = LoopPartsSeam(self, self.guard, lambda: self.other, pace=every(pause))
 
     def spend(self, seconds: float) -> None:
         self.other += seconds
@@ -168,12 +203,14 @@ def test_sockets_that_can_be_read_are_reads_and_connections_are_connections() ->
 
         async def connection() -> None:
             server.spend(16)
+            # In a handler, for all that is known: a handler's time is not in `other`.
+            server._transitions({}, stimulus_id="x")
 
         coroutine = connection()
         coroutine.__qualname__ = "Server._handle_comm"
         await asyncio.ensure_future(coroutine)
         await rounds()
-        assert server.found() == {"read": 4, "write": 8, "connection": 16}
+        assert server.found() == {"read": 4, "write": 8, "connection": 116}
         server.seam.uninstall()
         left.close(), right.close()
 
@@ -182,7 +219,7 @@ def test_sockets_that_can_be_read_are_reads_and_connections_are_connections() ->
 
 def test_transitions_in_a_round_that_nobody_looks_at_are_as_they_were() -> None:
     async def test() -> None:
-        server = Server(gap=lambda: 1000)
+        server = Server(pause=1000)
         server.seam.install()
         assert server._transitions({"x": "memory"}, stimulus_id="s") == {"x": "memory"}
         server.seam.uninstall()
@@ -201,7 +238,7 @@ def test_what_waiting_takes_and_looking_is_not_asyncios() -> None:
             server.other += 1
             return server.other
 
-        seam = LoopPartsSeam(server, server.guard, other, lambda: 0)
+        seam = LoopPartsSeam(server, server.guard, other, pace=every(0))
         seam.install()
         await rounds(15)
         # A look as the round begins, two at its only callback, one at its end: of these three seconds the middle one is ours.
@@ -217,7 +254,7 @@ def test_what_waiting_takes_and_looking_is_not_asyncios() -> None:
 
 def test_two_servers_of_a_loop_each_have_their_own() -> None:
     async def test() -> None:
-        first, second = Server(), Server(gap=lambda: 1)
+        first, second = Server(), Server(pause=1)
         loop: Any = asyncio.get_running_loop()
         first.seam.install()
         second.seam.install()
@@ -240,6 +277,7 @@ def test_two_servers_of_a_loop_each_have_their_own() -> None:
         loop.call_soon(first.spend, 1)
         await rounds()
         assert dict(first.seam._parts._new) == {"rest": 1}
+        assert first.seam._turn(LoopParts()) > 1e9
         second.seam.uninstall()
         first.seam.uninstall()
 
@@ -249,7 +287,7 @@ def test_two_servers_of_a_loop_each_have_their_own() -> None:
 def test_no_callback_is_lost_or_changes_its_place_whoever_comes_and_goes() -> None:
     async def test() -> None:
         loop = asyncio.get_running_loop()
-        servers = [Server(), Server(gap=lambda: 2)]
+        servers = [Server(), Server(pause=2)]
         called: list[int] = []
         threads: list[int] = []
 
@@ -260,20 +298,21 @@ def test_no_callback_is_lost_or_changes_its_place_whoever_comes_and_goes() -> No
         outside = threading.Thread(target=from_outside)
         outside.start()
         for n in range(300):
-            loop.call_soon(called.append, 3 * n)
+            loop.call_soon(called.append, 4 * n)
+            loop.call_soon(called.append, 4 * n + 1)
             server = servers[n % 2]
             if n % 4 < 2:
                 server.seam.install()
             else:
                 server.seam.uninstall()
-            loop.call_soon(called.append, 3 * n + 1)
-            loop.call_soon(called.append, 3 * n + 2)
+            loop.call_soon(called.append, 4 * n + 2)
+            loop.call_soon(called.append, 4 * n + 3)
             await rounds(1)
         for server in servers:
             server.seam.uninstall()
         while outside.is_alive() or len(threads) < 3000:
             await asyncio.sleep(0.001)
-        assert called == list(range(900))
+        assert called == list(range(1200))
         assert threads == list(range(3000))
 
     run(test)
@@ -282,7 +321,7 @@ def test_no_callback_is_lost_or_changes_its_place_whoever_comes_and_goes() -> No
 def test_a_fault_of_ours_ends_the_looking_and_nothing_else() -> None:
     async def test() -> None:
         server = Server(strict=False)
-        seam = LoopPartsSeam(server, server.guard, lambda: 1 / 0, lambda: 0)
+        seam = LoopPartsSeam(server, server.guard, lambda: 1 / 0, pace=every(0))
         seam.install()
         await rounds(5)
         assert server._transitions({}, stimulus_id="s") == {}

@@ -4,71 +4,85 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_otel.running_time import RunningTime
 
 
+class Task:
+    """Its hash costs something: whoever puts it into a set must ask for it, the model need not."""
+
+    asked = 0
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+
+    def __hash__(self) -> int:
+        Task.asked += 1
+        return id(self)
+
+
 def test_a_running_task_counts_up_to_now_and_once_after_its_end() -> None:
-    tasks = RunningTime()
-    tasks.start(10.0, "inc-1", "inc")
-    assert [tasks.compute(now) for now in (10.0, 10.5, 12.0)] == [{"inc": 0.0}, {"inc": 0.5}, {"inc": 2.0}]
-    tasks.stop(13.0, "inc-1")
-    assert [tasks.compute(now) for now in (13.0, 99.0)] == [{"inc": 3.0}, {"inc": 3.0}]
+    tasks, inc = RunningTime(), Task("inc")
+    tasks.change(10.0, {inc})
+    assert [tasks.totals(now) for now in (10.0, 10.5, 12.0)] == [{"inc": 0.0}, {"inc": 0.5}, {"inc": 2.0}]
+    tasks.change(13.0, set())
+    assert [tasks.totals(now) for now in (13.0, 99.0)] == [{"inc": 3.0}, {"inc": 3.0}]
 
 
 def test_elapsed_time_is_that_of_running_tasks_and_0_after() -> None:
-    tasks = RunningTime()
-    tasks.start(10.0, "inc-1", "inc")
-    tasks.start(12.0, "inc-2", "inc")
-    tasks.start(13.0, "load-1", "load")
-    assert tasks.executing(14.0) == {"inc": 6.0, "load": 1.0}
-    tasks.stop(14.0, "inc-1")
-    tasks.stop(14.0, "load-1")
-    assert tasks.executing(15.0) == {"inc": 3.0, "load": 0.0}
-
-
-def test_a_seceded_task_holds_no_slot_and_counts_apart_until_its_end() -> None:
-    tasks = RunningTime()
-    tasks.start(10.0, "inc-1", "inc")
-    tasks.secede(12.0, "inc-1", "inc")
-    assert (tasks.compute(13.0), tasks.executing(13.0), tasks.seceded(13.0)) == (
-        {"inc": 2.0},
-        {"inc": 0.0},
-        {"inc": 1.0},
-    )
-    tasks.stop(15.0, "inc-1")
-    assert (tasks.compute(99.0), tasks.seceded(99.0)) == ({"inc": 2.0}, {"inc": 3.0})
-
-
-def test_a_task_that_seceded_before_anybody_looked_counts_as_seceded_only() -> None:
-    tasks = RunningTime()
-    tasks.secede(10.0, "inc-1", "inc")
-    tasks.stop(11.0, "inc-1")
-    assert (tasks.compute(12.0), tasks.seceded(12.0)) == ({}, {"inc": 1.0})
+    tasks, first, second, load = RunningTime(), Task("inc"), Task("inc"), Task("load")
+    tasks.change(10.0, {first})
+    tasks.change(12.0, {first, second})
+    tasks.change(13.0, {first, second, load})
+    assert tasks.elapsed(14.0) == {"inc": 6.0, "load": 1.0}
+    tasks.change(14.0, {second})
+    assert tasks.elapsed(15.0) == {"inc": 3.0, "load": 0.0}
 
 
 def test_a_task_that_runs_again_counts_again() -> None:
-    tasks = RunningTime()
+    tasks, inc = RunningTime(), Task("inc")
     for start in (10.0, 20.0):
-        tasks.start(start, "inc-1", "inc")
-        tasks.stop(start + 1, "inc-1")
-    assert tasks.compute(30.0) == {"inc": 2.0}
+        tasks.change(start, {inc})
+        tasks.change(start + 1, set())
+    assert tasks.totals(30.0) == {"inc": 2.0}
 
 
-def test_what_cannot_be_is_refused_and_counts_nothing() -> None:
+def test_a_task_that_takes_anothers_place_is_told_from_it() -> None:
+    tasks, running = RunningTime(), {Task("inc")}
+    tasks.change(10.0, running)
+    running.clear()
+    running.add(Task("load"))
+    tasks.change(12.0, running)
+    assert tasks.totals(15.0) == {"inc": 2.0, "load": 3.0}
+
+
+def test_a_set_that_changes_is_the_callers() -> None:
+    tasks, running = RunningTime(), {Task("inc")}
+    tasks.change(10.0, running)
+    running.clear()
+    assert tasks.totals(12.0) == {"inc": 2.0}
+    tasks.change(13.0, running)
+    assert tasks.totals(20.0) == {"inc": 3.0}
+
+
+def test_a_tasks_hash_is_not_asked_for() -> None:
+    tasks, running, inc = RunningTime(), set[Task](), Task("inc")
+    running.add(inc)
+    asked = Task.asked
+    tasks.change(10.0, running)
+    tasks.totals(11.0)
+    running.clear()
+    tasks.change(12.0, running)
+    assert Task.asked == asked
+
+
+def test_no_task_is_remembered_that_runs_no_more() -> None:
     tasks = RunningTime()
-    tasks.start(10.0, "inc-1", "inc")
-    with pytest.raises(ValueError, match="starts and has not stopped"):
-        tasks.start(11.0, "inc-1", "inc")
-    with pytest.raises(KeyError):
-        tasks.stop(11.0, "inc-2")
-    tasks.secede(12.0, "inc-1", "inc")
-    with pytest.raises(ValueError, match="has seceded already"):
-        tasks.secede(13.0, "inc-1", "inc")
-    assert (tasks.compute(14.0), tasks.seceded(14.0)) == ({"inc": 2.0}, {"inc": 2.0})
+    tasks.change(10.0, {Task("inc"), Task("load")})
+    tasks.change(11.0, set())
+    assert (tasks._running, tasks._since) == (set(), {})
 
 
 # -- against a plain reference ------------------------------------------------------------------------------------
@@ -76,7 +90,7 @@ def test_what_cannot_be_is_refused_and_counts_nothing() -> None:
 
 class Event(NamedTuple):
     passed: float
-    what: Literal["start", "secede", "stop", "ask"]
+    what: Literal["start", "stop", "swap", "ask"]
     which: int
 
 
@@ -86,7 +100,7 @@ events = st.lists(
         Event,
         # Multiples of 1/8 s add up without rounding; the clock goes back, too.
         st.integers(-16, 80).map(lambda n: n / 8),
-        st.sampled_from(("start", "secede", "stop", "ask")),
+        st.sampled_from(("start", "stop", "swap", "ask")),
         st.integers(0, 50),
     ),
     max_size=60,
@@ -94,81 +108,63 @@ events = st.lists(
 
 
 class Reference:
-    """Every task with the moments that it saw; sums are made when they are asked for."""
+    """Every task with its start and its end; sums are made when they are asked for."""
 
     def __init__(self) -> None:
         self.latest = 1000.0
-        self.spans: list[list[object]] = []
-        #: Of a task that runs: its interval, still without an end, and whether it has seceded.
-        self.open: dict[str, tuple[list[object], bool]] = {}
-
-    def add(self, kind: str, task: str) -> None:
-        span: list[object] = [kind, prefix(task), self.latest, None]
-        self.spans.append(span)
-        self.open[task] = span, kind == "seceded"
-
-    def close(self, task: str) -> None:
-        self.open.pop(task)[0][3] = self.latest
-
-    def total(self, kind: str, running_only: bool = False) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for of, name, start, end in self.spans:
-            if of == kind:
-                until = self.latest if end is None else end
-                seconds = 0.0 if running_only and end is not None else until - start  # type: ignore[operator]
-                found[str(name)] = found.get(str(name), 0.0) + seconds
-        return found
+        self.spans: list[tuple[Task, float, list[float]]] = []
 
     @property
-    def holding(self) -> list[str]:
-        return [task for task, (_, seceded) in self.open.items() if not seceded]
+    def running(self) -> set[Task]:
+        return {task for task, _, ends in self.spans if not ends}
+
+    def start(self, which: int) -> None:
+        self.spans.append((Task(PREFIXES[which % len(PREFIXES)]), self.latest, []))
+
+    def stop(self, which: int) -> None:
+        going = [ends for _, _, ends in self.spans if not ends]
+        if going:
+            going[which % len(going)].append(self.latest)
+
+    def totals(self, running_only: bool = False) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for task, start, ends in self.spans:
+            until = ends[0] if ends else self.latest
+            seconds = 0.0 if running_only and ends else until - start
+            found[task.prefix] = found.get(task.prefix, 0.0) + seconds
+        return found
 
 
-def prefix(task: str) -> str:
-    return PREFIXES[int(task) % len(PREFIXES)]
-
-
-def play(model: RunningTime, reference: Reference, now: float, event: Event, number: int) -> None:
-    """Do the event to both, where it can be."""
+def play(model: RunningTime, reference: Reference, now: float, event: Event) -> None:
     reference.latest = max(reference.latest, now)
-    if event.what == "start":
-        model.start(now, str(number), prefix(str(number)))
-        reference.add("compute", str(number))
-    elif event.what == "secede" and reference.holding:
-        task = reference.holding[event.which % len(reference.holding)]
-        model.secede(now, task, prefix(task))
-        reference.close(task)
-        reference.add("seceded", task)
-    elif event.what == "stop" and reference.open:
-        task = list(reference.open)[event.which % len(reference.open)]
-        model.stop(now, task)
-        reference.close(task)
+    if event.what in ("stop", "swap"):
+        reference.stop(event.which)
+    if event.what in ("start", "swap"):
+        reference.start(event.which)
+    if event.what != "ask":
+        model.change(now, reference.running)
 
 
 @given(events)
 def test_totals_are_those_of_every_tasks_moments(events: list[Event]) -> None:
     model, reference, now = RunningTime(), Reference(), 1000.0
-    model.compute(now)
-    for number, event in enumerate(events):
+    model.totals(now)
+    for event in events:
         now += event.passed
-        play(model, reference, now, event, number)
-        assert model.compute(now) == reference.total("compute")
-        assert model.executing(now) == reference.total("compute", running_only=True)
-        assert model.seceded(now) == reference.total("seceded")
+        play(model, reference, now, event)
+        assert model.totals(now) == reference.totals()
+        assert model.elapsed(now) == reference.totals(running_only=True)
 
 
 @given(events)
 def test_the_sum_over_prefixes_is_the_integral_of_the_number_of_running_tasks(events: list[Event]) -> None:
     model, reference, now = RunningTime(), Reference(), 1000.0
-    integral = integral_seceded = 0.0
-    for number, event in enumerate(events):
+    integral = 0.0
+    for event in events:
         now += abs(event.passed)
-        holding = len(reference.holding)
-        integral += holding * abs(event.passed)
-        integral_seceded += (len(reference.open) - holding) * abs(event.passed)
-        play(model, reference, now, event, number)
-        assert sum(model.compute(now).values()) == integral
-        assert sum(model.seceded(now).values()) == integral_seceded
+        integral += len(reference.running) * abs(event.passed)
+        play(model, reference, now, event)
+        assert sum(model.totals(now).values()) == integral
 
 
 @given(
@@ -181,8 +177,8 @@ def test_totals_never_fall_whatever_is_rounded(events: list[Event], passed: list
     before: dict[str, float] = {}
     for number, event in enumerate(events):
         now += passed[number]
-        after = model.compute(now)
+        after = model.totals(now)
         assert all(after[name] >= seconds for name, seconds in before.items())
-        play(model, reference, now, event, number)
-        before = model.compute(now)
+        play(model, reference, now, event)
+        before = model.totals(now)
         assert all(before[name] >= seconds for name, seconds in after.items())
