@@ -48,6 +48,7 @@ _pipelines: dict[object, Pipeline | MetricExporter] = {}
 _said: set[str] = set()
 _given: TracerProvider | None = None
 _given_for_metrics: MeterProvider | None = None
+_unloadable = False
 #: When somebody waited in vain for what this process has to be sent (monotonic).
 _vain = float("-inf")
 
@@ -126,11 +127,13 @@ def use_meter_provider(provider: MeterProvider | None) -> None:
 
 def application_meter_provider() -> MeterProvider | None:
     """The SDK provider of meters that the application set as the global one."""
-    if _given_for_metrics is not None:
+    global _unloadable
+    if _given_for_metrics is not None or _unloadable:
         return _given_for_metrics
     try:
         provider = metrics.get_meter_provider()
-    except Exception:  # OTEL_PYTHON_METER_PROVIDER names what cannot be loaded; the API has logged it
+    except Exception:  # OTEL_PYTHON_METER_PROVIDER names what cannot be loaded; the API logs it each time
+        _unloadable = True
         return None
     return provider if isinstance(provider, MeterProvider) else None
 

@@ -18,7 +18,7 @@ from opentelemetry.sdk.metrics.export import AggregationTemporality, InMemoryMet
 from opentelemetry.sdk.metrics.view import DropAggregation, ExplicitBucketHistogramAggregation, View
 from opentelemetry.sdk.resources import Resource
 
-from dask_otel import provided
+from dask_otel import process, provided
 from dask_otel.distributions import Distributions, Exemplar
 from dask_otel.feed import Feed
 from dask_otel.instruments import (
@@ -530,6 +530,15 @@ def test_a_forked_child_gives_nothing(server: Server) -> None:
     assert took < PATIENCE
     assert len(collected(reader)) == 1
     del feed
+
+
+def test_a_provider_that_cannot_be_loaded_is_asked_for_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_PYTHON_METER_PROVIDER", "absent")
+    monkeypatch.setattr(process, "_unloadable", False)
+    assert [process.application_meter_provider() for _ in range(3)] == [None] * 3
+    assert caplog.messages == ["Failed to load configured provider meter_provider"]
 
 
 def test_a_provider_is_found_again_and_let_go_of() -> None:
