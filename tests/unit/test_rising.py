@@ -86,14 +86,15 @@ class Promoting:
     """Gives out the busiest, whatever was given out before."""
 
     def __init__(self) -> None:
-        self.shown = ""
+        self.rooms = 0
+        self._busiest = ""
 
     def choose(self, busy: Mapping[str, float]) -> None:
-        self.shown = max(busy, key=busy.__getitem__)
+        self._busiest = max(busy, key=busy.__getitem__)
+        self.rooms += 1
 
-    def fold(self, values: Mapping[tuple[str, ...], float], at: int) -> dict[tuple[str, ...], float]:
-        assert at == 0
-        return {of if of[0] == self.shown else (OTHER,): value for of, value in values.items()}
+    def shown(self, prefix: str) -> str:
+        return prefix if prefix == self._busiest else OTHER
 
 
 def test_a_prefix_that_is_given_out_later_takes_its_bytes_along_and_leaves_totals_where_they_are() -> None:
