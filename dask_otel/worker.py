@@ -80,6 +80,7 @@ class WorkerTelemetry:
         self.metrics = WorkerMetrics(worker, self.outlet, self.guard)
         self.data = WorkerData(self, self.outlet, self.metrics, lambda: self.seam.clock_offset())
         self.seam: WorkerSeam = WorkerSeam(worker, self, self.data, self.guard)
+        self.metrics.overhead.watch(self.seam, "_begin", "_end", "transition")
         self.sums = Places(self._origin, self.seam.tell_scheduler, self.guard)
         self._address = worker.address
         self._name = str(worker.name)
