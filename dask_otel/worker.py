@@ -148,14 +148,14 @@ class WorkerTelemetry:
         if parent.detail == OFF:
             if parent.counted or self.metrics.meter.on:
                 run.listener = Traced(place, handed)
-            return current.group_context(parent)
+            return place.context
         if not (self.sending or self._said_missing):
             # Others send: what this worker knows is missing from their traces.
             self._said_missing = True
             self.outlet.explain(loud=True)
         if parent.detail < TASK or not self.sending:
             run.listener = Traced(place, handed)
-            return current.group_context(parent)
+            return place.context
         span_id = attempt_span_id(parent.computation_id, run.run_id)
         context, span = current.context_of(parent, span_id)
         run.listener, run.itemized = Traced(place, handed, span_id, span), True
