@@ -6,7 +6,8 @@ tasks runs each time, after a small one that warms up. What is counted is the CP
 the workers' processes and of all of them with the client, from before the graph is submitted until everything is sent.
 Medians over the rounds' ratios, with the quartiles.
 
-With ``--metrics`` it is what metrics cost: both ways with dask-otel, the one with traces only, the other with both.
+With ``--metrics`` it is what metrics cost: both ways with dask-otel, the one with traces only, the other with both. The
+CPU of an export, which comes once a minute however many tasks there are, is told apart.
 
     python benchmarks/overhead.py --tasks 2000 --rounds 15
 """
@@ -69,6 +70,8 @@ class Cluster:
 
     def __init__(self, stack: ExitStack, folder: Path, workers: int, baseline: str | None = None) -> None:
         self.baseline = baseline
+        #: CPU seconds of the scheduler and of a worker for a flush with nothing new but metrics, by whether there are any.
+        self.exports: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
         file = folder / "scheduler.json"
         common = ["--scheduler-file", str(file), "--no-dashboard"]
         scheduler = stack.enter_context(process("-m", "dask", "scheduler", *common, "--port", "0"))
@@ -99,14 +102,25 @@ class Cluster:
         self._compute(100)
         before = self.cpu()
         self._compute(tasks)
-        if enabled:
+        if enabled and self.baseline is None:
             dask_otel.flush(self.client)
         else:
             time.sleep(0.1)
         scheduler, workers, client = (b - a for a, b in zip(before, self.cpu(), strict=True))
+        if self.baseline is not None:
+            self._flush(on)
         if enabled:
             dask_otel.disable(self.client)
         return scheduler, workers, scheduler + workers + client
+
+    def _flush(self, on: bool) -> None:
+        """All spans, then ten times metrics only, if there are."""
+        dask_otel.flush(self.client)
+        before = self.cpu()
+        for _ in range(10):
+            dask_otel.flush(self.client)
+        scheduler, workers, _ = ((b - a) / 10 for a, b in zip(before, self.cpu(), strict=True))
+        self.exports[on].append((scheduler, workers / len(self.workers)))
 
     def _compute(self, tasks: int) -> None:
         leaves = [dask.delayed(abs, pure=False)(i) for i in range(tasks)]
@@ -140,7 +154,10 @@ def main() -> None:
         assert sink.stdout is not None
         os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{sink.stdout.readline().strip()}"
         baseline = "none" if arguments.metrics else None
-        report(measure(Cluster(stack, folder, arguments.workers, baseline), arguments), arguments)
+        cluster = Cluster(stack, folder, arguments.workers, baseline)
+        report(measure(cluster, arguments), arguments)
+        if baseline is not None:
+            report_exports(cluster)
 
 
 def measure(
@@ -169,6 +186,14 @@ def report(rounds: list[tuple[tuple[float, ...], tuple[float, ...]]], arguments:
             for sides in zip(*rounds, strict=True)
         )
         print(f"{name:<12}{a:>18.3f}{b:>10.3f}{(b - a) * 1e3:>10.1f}{middle:>9.3f}{low:>10.3f} – {high:.3f}")
+
+
+def report_exports(cluster: Cluster) -> None:
+    for index, name in enumerate(("the scheduler", "a worker")):
+        without, once = (
+            statistics.median(taken[index] for taken in cluster.exports[on]) for on in (False, True)
+        )
+        print(f"an export of {name}: {(once - without) * 1e3:.1f} ms")
 
 
 def reductions(tasks: int) -> Iterator[int]:

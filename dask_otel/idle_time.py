@@ -3,16 +3,16 @@
 Rules
 -----
 1. Standard library only; no clock: the moment (s, any clock) comes with what happened.
-2. A total never falls, and the sum of all is the integral of the free threads of the workers that run tasks. Time stands
-   still while what is told is older than what was told before.
-3. Whatever happens costs the same, however many workers and tasks there are. What changes nothing need not be told.
+2. A total never falls, and the sum of all is the integral of the free threads of the workers that run tasks.
+3. Time stands still while what is told is older than what was told before.
+4. Whatever happens costs the same, however many workers and tasks there are. What changes nothing need not be told.
 
 A thread is free where a worker has fewer tasks than threads; tasks that have seceded do not count. While no task is at a
-worker, queued or without one, and so none waits for another, it waits for clients, or for a graph that is being updated. Else a free
-thread stands for each task that could run at once but does not: a task that no worker may run (``no-worker``) comes
-first, since no scheduling would help it; then one that is queued, or that lies at a worker which has more tasks than
-threads (``imbalance``). What is left has nothing that could run: another graph's tasks are to come, or there is
-not enough parallelism.
+worker, queued or without one, and so none waits for another, it waits for clients, or for a graph that is being
+updated. Else a free thread stands for each task that could run at once but does not: a task that no worker may run
+(``no-worker``) comes first, since no scheduling would help it; then one that is queued, or that lies at a worker which
+has more tasks than threads (``imbalance``). What is left has nothing that could run: another graph's tasks are to come,
+or there is not enough parallelism.
 """
 
 from __future__ import annotations

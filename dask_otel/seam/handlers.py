@@ -6,13 +6,13 @@ Rules
    of its connection: reading is the loop's own work, ``other``, and the messages' handlers are timed by themselves.
 2. A handler is to distributed what it was: a coroutine function or none, its first parameter ``comm`` or not.
 3. A loop without a selector of its own (uvloop) has no ``idle``: its waiting is in ``other``, for it cannot be told apart.
-4. What is called for each message or turn of the loop costs two looks at the clock and no call of ours.
+4. What is called for each message, and when the loop waits, costs two looks at the clock; a turn of a busy loop none.
 
 Notes
 -----
 Servers may share a loop (``LocalCluster(processes=False)``): what the others do there is this one's ``other``, and
-``idle`` is the time in which none of them had anything to do and the loop waited. What ``register-worker`` and ``register-client`` do when
-their connection has ended is in ``other``. A handler that is added later is not timed.
+``idle`` is the time in which the loop waited, since none of them had anything to do. What ``register-worker`` and
+``register-client`` do when their connection has ended is in ``other``. A handler that is added later is not timed.
 """
 
 from __future__ import annotations

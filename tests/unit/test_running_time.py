@@ -41,6 +41,18 @@ def test_elapsed_time_is_that_of_running_tasks_and_0_after() -> None:
     assert tasks.elapsed(15.0) == {"inc": 3.0, "load": 0.0}
 
 
+def test_an_end_takes_nothing_away_by_rounding() -> None:
+    """0.3 + (10.0 + 8.0) is more than (0.3 + 8.0) + 10.0, to the last digit."""
+    tasks, early, late, last = RunningTime(), Task("inc"), Task("inc"), Task("inc")
+    tasks.change(0.0, {last})
+    tasks.change(0.3, set())
+    tasks.change(2.2, {early})
+    tasks.change(4.2, {early, late})
+    before = tasks.totals(12.2)
+    tasks.change(12.2, {early})
+    assert (before, tasks.totals(12.2)) == ({"inc": 18.3}, {"inc": 18.3})
+
+
 def test_a_task_that_runs_again_counts_again() -> None:
     tasks, inc = RunningTime(), Task("inc")
     for start in (10.0, 20.0):
