@@ -140,7 +140,7 @@ def process(*command: str) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield started
     finally:
-        started.terminate()
+        started.kill()  # A worker would wait for the scheduler to come back.
         started.wait(10)
 
 

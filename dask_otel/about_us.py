@@ -96,6 +96,7 @@ def totals(components: Iterable[Pipeline | MetricExporter]) -> list[Measured]:
     """What these have counted, by name; those that send nothing are left out."""
     found: defaultdict[instruments.Instrument, dict[tuple[str, ...], float]] = defaultdict(dict)
     unknown = 0
+    components = list(components)
     for component in components:
         of = names.SCOPE, _names.setdefault(component, f"{names.SCOPE}/{next(_numbers)}")
         if isinstance(component, MetricExporter):
@@ -106,6 +107,7 @@ def totals(components: Iterable[Pipeline | MetricExporter]) -> list[Measured]:
             found[instruments.QUEUE_CAPACITY][of] = component.capacity
             found[instruments.SPANS_EXPORTED] |= _by_error(of, component.settled)
             unknown += component.settled.get(UNANSWERED, 0)
+    found[instruments.OVERHEAD_SECONDS][()] = sum([component.cpu for component in components])
     if unknown:
         found[instruments.SPANS_BY_FATE][instruments.FATE_UNKNOWN,] = unknown
     return [measured(instrument, values) for instrument, values in found.items()]

@@ -61,6 +61,8 @@ class SchedulerTelemetry:
             totals=self.model.totals,
             unsent=lambda: (self.model.rolled_up, self.model.sampled_out),
         )
+        self.metrics.overhead.watch(self.seam, "transition", "event")
+        self.metrics.overhead.watch(self, "dispatched")
         self._loop = asyncio.get_running_loop()
         self._checking = False
         self._next_check: asyncio.TimerHandle | None = None

@@ -14,6 +14,7 @@ from dask_otel.instruments import Instrument
 from dask_otel.meter import Meter, Several
 from dask_otel.names import LOOP_OTHER
 from dask_otel.outlet import Outlet
+from dask_otel.overhead import Overhead
 from dask_otel.seam.loop_parts import LoopPartsSeam
 from dask_otel.seam.scheduler_state import SchedulerStateSeam
 from dask_otel.seam.scheduler_time import SchedulerTimeSeam
@@ -53,7 +54,9 @@ class SchedulerMetrics:
         self._parts = LoopPartsSeam(scheduler, guard, lambda: self.seam.handler_time()[LOOP_OTHER])
         #: Is told of each graph that was worked in.
         self.graphs = GraphPhases(self.meter.histograms)
-        self._counting = Several(self.seam, self._parts, self._health, totals, self._state)
+        #: Is told of the hooks.
+        self.overhead = Overhead(guard)
+        self._counting = Several(self.seam, self._parts, self._health, totals, self._state, self.overhead)
 
     def install(self) -> None:
         """Count from now on."""
@@ -73,6 +76,7 @@ class SchedulerMetrics:
         yield measured(instruments.ACTIVE_COMPUTATIONS, {(): self._active()})
         yield self.graphs.measured()
         yield from self._health.measured()
+        yield measured(instruments.OVERHEAD_SECONDS, {(): self.overhead.seconds})
         fates = zip((instruments.ROLLED_UP, instruments.SAMPLED_OUT), self._unsent())
         yield measured(instruments.SPANS_BY_FATE, {(fate,): n for fate, n in fates if n})
         # Gives out the prefixes that have series of their own.

@@ -80,6 +80,7 @@ class WorkerTelemetry:
         self.metrics = WorkerMetrics(worker, self.outlet, self.guard)
         self.data = WorkerData(self, self.outlet, self.metrics, lambda: self.seam.clock_offset())
         self.seam: WorkerSeam = WorkerSeam(worker, self, self.data, self.guard)
+        self.metrics.overhead.watch(self.seam, "_begin", "_end", "transition")
         self.sums = Places(self._origin, self.seam.tell_scheduler, self.guard)
         self._address = worker.address
         self._name = str(worker.name)
@@ -147,14 +148,14 @@ class WorkerTelemetry:
         if parent.detail == OFF:
             if parent.counted or self.metrics.meter.on:
                 run.listener = Traced(place, handed)
-            return current.group_context(parent)
+            return place.context
         if not (self.sending or self._said_missing):
             # Others send: what this worker knows is missing from their traces.
             self._said_missing = True
             self.outlet.explain(loud=True)
         if parent.detail < TASK or not self.sending:
             run.listener = Traced(place, handed)
-            return current.group_context(parent)
+            return place.context
         span_id = attempt_span_id(parent.computation_id, run.run_id)
         context, span = current.context_of(parent, span_id)
         run.listener, run.itemized = Traced(place, handed, span_id, span), True

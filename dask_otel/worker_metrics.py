@@ -14,6 +14,7 @@ from dask_otel.health import Health
 from dask_otel.instruments import Instrument
 from dask_otel.meter import Meter, Several
 from dask_otel.outlet import Outlet
+from dask_otel.overhead import Overhead
 from dask_otel.seam.worker_state import WorkerStateSeam
 from dask_otel.seam.worker_time import Activity, WorkerTimeSeam
 from dask_otel.series import Folding, Measured, by, keyed, listed, measured
@@ -49,7 +50,9 @@ class WorkerMetrics:
         self._health = Health(self.meter.histograms, guard)
         self._tasks = TaskDurations(self.meter.histograms)
         self._transfers = TransferDurations(self.meter.histograms)
-        self._counting = Several(self._seam, self._health, self._state)
+        #: Is told of the hooks.
+        self.overhead = Overhead(guard)
+        self._counting = Several(self._seam, self._health, self._state, self.overhead)
         #: Names of the user's spans that are attributes.
         self.span_names: frozenset[str] = frozenset()
 
@@ -94,6 +97,7 @@ class WorkerMetrics:
         yield measured(instruments.THREAD_SECONDS, keyed(self._seam.thread_time()))
         yield from self._health.measured()
         yield from self._state.measured()
+        yield measured(instruments.OVERHEAD_SECONDS, {(): self.overhead.seconds})
         self._tasks.count()
         yield self._durations
         for found in (self._transfers.seconds, self._transfers.bytes, self._transfers.bandwidth):

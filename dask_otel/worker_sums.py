@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from dask_otel import names
+from dask_otel import current, names
 from dask_otel.attempts import Origin
 from dask_otel.guard import Guard
 from dask_otel.intervals import Amounts
@@ -29,12 +29,14 @@ MAX_PLACES = 1_000
 class Place:
     """One group's attempts on this worker."""
 
-    __slots__ = ("ended", "handed", "origin", "parent", "sums", "waiting")
+    __slots__ = ("context", "ended", "handed", "origin", "parent", "sums", "waiting")
 
     def __init__(self, handed: Handed, made: Origin) -> None:
         self.handed = handed
         self.parent = handed.parent
         self.origin = made
+        #: What is current in those of its tasks that have no span.
+        self.context = current.group_context(handed.parent)
         self.sums = Sums()
         #: Attempts that are to be added to the sums: many at once are cheaper than one by one.
         self.ended: list[tuple[str, float, Amounts, int | None]] = []

@@ -197,7 +197,8 @@ class Series:
 
     def _total(self, one: _One, value: Value) -> bytes:
         sent, zero = one.sent, b""
-        if sent is not None:
+        # Most are floats that have risen: the rest is asked of few.
+        if sent is not None and not (type(value) is type(sent) is float and value >= sent):
             if fell(value, sent):
                 one.began = self._before
             else:

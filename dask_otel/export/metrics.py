@@ -21,7 +21,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 from threading import Event, Lock, Thread
-from time import monotonic
+from time import monotonic, thread_time
 from weakref import WeakSet
 
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, set_value
@@ -87,6 +87,8 @@ class MetricExporter:
         self._ended = False
         self._starting = Lock()
         self._thread: Thread | None = None
+        #: CPU seconds of its thread.
+        self.cpu = 0.0
         #: Whether the receiver takes no metrics at all.
         self.refused = False
         #: Points that were taken (by the empty string), and that were not, by `error.type`.
@@ -169,6 +171,7 @@ class MetricExporter:
             flushes = [self._flushes.popleft() for _ in range(len(self._flushes))]
             while self._batches:
                 self._export(self._batches.popleft())
+            self.cpu = thread_time()
             for done in flushes:
                 done.set()
             if closing:

@@ -18,7 +18,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from threading import Event, Lock, Thread, current_thread
-from time import monotonic
+from time import monotonic, thread_time
 from weakref import WeakSet
 
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, set_value
@@ -68,6 +68,8 @@ class Pipeline:
     def __init__(self, settings: Settings) -> None:
         #: Seconds that `close` may take where it is not told.
         self.patience = CLOSE_TIMEOUT
+        #: CPU seconds of its thread.
+        self.cpu = 0.0
         self._settings = settings
         self._complaints = Complaints()
         self._closing = Event()
@@ -257,7 +259,9 @@ class Pipeline:
         while not self._closing.is_set():
             self._bell.wait(min(self._settings.queue.delay, _LONGEST_DELAY))
             self._guard(self._pass)
+            self.cpu = thread_time()
         self._guard(self._pass)
+        self.cpu = thread_time()
         for sink in self._sinks:
             self._guard(sink.close)
 

@@ -8,7 +8,9 @@ import os
 import signal
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,7 +56,10 @@ class Server(NamedTuple):
         }
 
 
+#: By name of a metric and its attributes.
 Sent = dict[tuple[str, frozenset[tuple[str, str]]], float]
+#: Gives the last of what was sent by instance.
+Read = Callable[[], dict[str, Sent]]
 
 
 class Seen(NamedTuple):
@@ -156,33 +161,36 @@ def work(client: Client, other: Client, folder: Path) -> list[Any]:
     return [kept, failed]
 
 
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Seen]]:
-    """Each server, when all has settled."""
-    folder, memory = tmp_path_factory.mktemp("servers"), "DASK_DISTRIBUTED__WORKER__MEMORY__"
+@contextmanager
+def servers_of(folder: Path, environment: pytest.MonkeyPatch) -> Iterator[tuple[Client, Client]]:
+    """A scheduler and three workers, two clients of theirs; metrics are exported when they are flushed."""
+    memory = "DASK_DISTRIBUTED__WORKER__MEMORY__"
+    environment.setenv(f"{memory}TARGET", "0.01")
+    for other in ("SPILL", "PAUSE", "TERMINATE"):
+        environment.setenv(f"{memory}{other}", "False")
+    environment.setenv("OTEL_METRIC_EXPORT_INTERVAL", "3600000")
     arguments = (*PRELOAD, "--dashboard-address", "127.0.0.1:0")
-    with (
-        pytest.MonkeyPatch.context() as environment,
-        receiving(environment) as receiver,
-        commands(folder) as cluster,
-    ):
-        environment.setenv(f"{memory}TARGET", "0.01")
-        for other in ("SPILL", "PAUSE", "TERMINATE"):
-            environment.setenv(f"{memory}{other}", "False")
+    with commands(folder) as cluster:
         cluster.scheduler(*arguments)
         for name in ("here", "there", "doomed"):
             cluster.worker("--name", name, "--memory-limit", "500MB", "--no-nanny", *arguments)
         with (
             cluster.client(3) as client,
-            Client(client.scheduler.address, set_as_default=False) as other,
+            Client(client.scheduler.address, set_as_default=False) as other_client,
         ):
-            first = {one.server: one for one in look(client, receiver)}
-            results = work(client, other, folder)
-            yield [one._replace(first=first[one.server]) for one in look(client, receiver)]
-            del results
+            yield client, other_client
 
 
-def look(client: Client, receiver: Receiver) -> list[Seen]:
+def watch(client: Client, other: Client, folder: Path, read: Read) -> list[Seen]:
+    """Each server after the run; ``read`` gives what was sent."""
+    first = {one.server: one for one in look(client, read)}
+    results = work(client, other, folder)
+    seen = [one._replace(first=first[one.server]) for one in look(client, read)]
+    del results
+    return seen
+
+
+def look(client: Client, read: Read) -> list[Seen]:
     """Each server while nothing changes but what does so by itself."""
     servers = find(client)
     found: list[Seen] = []
@@ -190,13 +198,24 @@ def look(client: Client, receiver: Receiver) -> list[Seen]:
     def settled() -> bool:
         before = [server.scrape() for server in servers]
         assert dask_otel.flush(client, DEADLINE)
-        points = sent(receiver)
+        points = read()
         after = [server.scrape() for server in servers]
         found[:] = [Seen(server, b, points[server.id], a) for server, b, a in zip(servers, before, after)]
         return all(still(one) for one in found)
 
     wait_until(settled)
     return found
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> list[Seen]:
+    folder = tmp_path_factory.mktemp("servers")
+    with (
+        pytest.MonkeyPatch.context() as environment,
+        receiving(environment) as receiver,
+        servers_of(folder, environment) as (client, other),
+    ):
+        return watch(client, other, folder, partial(sent, receiver))
 
 
 def find(client: Client) -> list[Server]:
@@ -237,6 +256,10 @@ def _installed(shown: Shown) -> bool:
 
 
 def test_what_is_sent_is_what_an_endpoint_shows(seen: list[Seen]) -> None:
+    compare_all(seen)
+
+
+def compare_all(seen: list[Seen]) -> None:
     compared: set[str] = set()
     for one in seen:
         for shown in SHOWN:

@@ -105,7 +105,7 @@ COUNTED = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(COUNTED, min_size=1, max_size=6), st.integers(12, 80))
 def test_totals_are_exact_bounded_kept_and_never_fall(exports: list[Any], limit: int) -> None:
     budget = Budget(limit, ALL)

@@ -7,7 +7,7 @@ from math import inf
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from opentelemetry.sdk.metrics._internal.aggregation import _ExponentialBucketHistogramAggregation
 from opentelemetry.sdk.metrics._internal.exemplar import SimpleFixedSizeExemplarReservoir
@@ -55,8 +55,11 @@ def buckets(offset: int, counts: Any) -> dict[int, int]:
     return {at: count for at, count in enumerate(counts, offset) if count}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(MANY)
+@example([2.0**exponent for exponent in range(-80, 80)])
+@example([2.0**exponent for exponent in range(-80, 81)])
+@example([1.0 + number * 2.0**-20 for number in range(161)])
 def test_an_exponential_histogram_is_the_sdks(values: list[float]) -> None:
     ours, theirs = histogram(values), of_the_sdk(values)
     assert (ours.scale, buckets(ours.offset, ours.counts), ours.zeros) == (
@@ -73,7 +76,7 @@ def test_a_duration_below_0_counts_as_0_and_what_is_no_number_not_at_all() -> No
     assert histogram([-1.0, float("nan"), inf], FORMS[0]) == Histogram(1, -1.0, -1.0, -1.0, (1, 0, 0, 0))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(MANY, min_size=1, max_size=4), st.sampled_from(FORMS))
 def test_histograms_together_are_that_of_all_values(parts: list[list[float]], form: str) -> None:
     together = reduce(added, [histogram(part, form) for part in parts])
@@ -86,7 +89,7 @@ def test_histograms_together_are_that_of_all_values(parts: list[list[float]], fo
         assert together.counts == everything.counts
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(MANY, MANY, st.sampled_from(FORMS))
 def test_a_difference_and_what_was_before_are_the_whole(
     before: list[float], more: list[float], form: str

@@ -89,7 +89,7 @@ LAYERS = {
     ),
     "seam": ("seam", "seam.*"),
     "shells": (
-        *("client", "health", "holders", "scheduler", "scheduler_metrics"),
+        *("client", "health", "holders", "overhead", "scheduler", "scheduler_metrics"),
         *("worker", "worker_data", "worker_metrics", "worker_sums"),
     ),
     "turning on": ("turning_on", "cluster", ""),

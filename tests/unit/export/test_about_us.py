@@ -16,6 +16,7 @@ from dask_otel.export.metrics import MetricExporter
 from dask_otel.export.pipeline import Pipeline
 from dask_otel.instruments import (
     LOOP_TICKS,
+    OVERHEAD_SECONDS,
     POINTS_EXPORTED,
     QUEUE_CAPACITY,
     SPANS_BY_FATE,
@@ -69,6 +70,9 @@ def told(*components: Pipeline | MetricExporter) -> dict[str, Any]:
     """What is told of these, by metric: one number, or by the error's type where there are any."""
     found: dict[str, Any] = {}
     for one in totals(components):
+        if one.instrument is OVERHEAD_SECONDS:
+            assert one.values == {(): sum(component.cpu for component in components)}
+            continue
         by_error = {dict(point.attributes).get(ERROR_TYPE, ""): point.value for point in one.points}
         found[one.instrument.name] = by_error if ERROR_TYPE in one.instrument.attributes else by_error[""]
     return found
@@ -202,7 +206,7 @@ def test_each_component_has_a_name_of_its_own_that_stays(made: list[Any]) -> Non
     made += [MetricExporter(Metrics()), MetricExporter(Metrics())]
 
     def names() -> list[tuple[str, str]]:
-        (points,) = [one.points for one in totals(made)]
+        (points,) = [one.points for one in totals(made) if one.instrument is POINTS_EXPORTED]
         return [
             (
                 dict(p.attributes)[instruments.COMPONENT_TYPE],
