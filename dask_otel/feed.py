@@ -89,6 +89,8 @@ class Feed:
         """The server goes: take the last snapshot and let go of it."""
         try:
             self.take(last=True)
+            # What is left to be made knows the server.
+            self.unread = deque([list(made(found)) for found in self.unread])
         finally:
             self._collect, self._who = None, _nobody
 
@@ -97,8 +99,7 @@ class Feed:
         if self._collect is not None:
             if self.who is None:
                 self.who = self._who(last)
-            found = self._collect()
-            self.unread.append(list(made(found)) if last else found)
+            self.unread.append(self._collect())
 
     def begin(self, given: dict[Series, float] | None) -> None:
         """Readers have it from now on; ``given`` if it has been here before, and what it had then is no news."""

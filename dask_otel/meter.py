@@ -15,6 +15,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from threading import Lock
 from typing import Protocol
 
 from opentelemetry.sdk.metrics import MeterProvider
@@ -97,6 +99,7 @@ class Meter:
         #: What has gone our own way, once that is not taken any more.
         self._before: dict[Series, float] | None = None
         self._began = 0.0
+        self._making = Lock()
 
     @property
     def on(self) -> bool:
@@ -156,7 +159,13 @@ class Meter:
         self._began = time.time()
 
     def _found(self) -> list[Measured | Later]:
-        return [*self._collect(), *self._about_us()]
+        found = [one if isinstance(one, Measured) else partial(self._make, one) for one in self._collect()]
+        return [*found, *self._about_us()]
+
+    def _make(self, later: Later) -> list[Measured]:
+        # In an exporter's thread, a reader's, or at the end on the event loop: one after the other.
+        with self._making:
+            return list(later())
 
     # -- our own way ----------------------------------------------------------------------------------------------
     def _submit(self, last: bool) -> None:
@@ -185,7 +194,7 @@ class Meter:
         provider = application_meter_provider()
         try:
             if provider is not None and self._next is not None:
-                self._before = self._leave_own_way()
+                self._leave_own_way()
             if provider is not None and provided.is_read(provider):
                 self._provide(provider)
         except Exception:
@@ -193,16 +202,17 @@ class Meter:
         if self._feed is None:
             self._look = self._loop.call_later(LOOK, self._watch)
 
-    def _leave_own_way(self) -> dict[Series, float]:
-        """What has gone our own way, which ends."""
+    def _leave_own_way(self) -> None:
+        """Nothing goes our own way from now on; what has gone is noted."""
         if self._next is not None:
             self._next.cancel()
             self._next = None
+        self._before = {}
         found = list(made(self._found()))
         self._hand_in(found, last=True)
         # The provider's histograms are filled value by value, whatever ours were: they begin anew.
         self.histograms.begin(_SINGLE_VALUES)
-        return dict(totals(found))
+        self._before = dict(totals(found))
 
     def _provide(self, provider: MeterProvider) -> None:
         if self._before is None:

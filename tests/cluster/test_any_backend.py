@@ -126,6 +126,36 @@ def test_all_servers_of_a_process_go_to_the_application_s_provider_and_stay_apar
     assert requests(receiver) == []
 
 
+def test_the_application_s_provider_has_all_that_goes_our_own_way(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name, unit and kind."""
+    kinds = {"sum": "Sum", "gauge": "Gauge", "histogram": "Histogram"}
+
+    def work() -> None:
+        with traced_cluster(receiver, processes=False) as traced:
+            work = traced.client.map(metered, range(20), pure=False)
+            assert traced.client.submit(sum, work).result() == 190
+            assert dask_otel.flush(traced.client, DEADLINE)
+
+    work()
+    own = {
+        (metric.name, metric.unit, kinds[str(metric.WhichOneof("data"))], metric.sum.is_monotonic)
+        for metric in received(receiver)
+    }
+    reader = Kept()
+    use(monkeypatch, reader)
+    work()
+    theirs = {
+        (metric.name, metric.unit, type(metric.data).__name__, getattr(metric.data, "is_monotonic", False))
+        for data in reader.data
+        for metric in data.resource_metrics[0].scope_metrics[0].metrics
+    }
+    # Whether garbage is collected meanwhile is nobody's choice.
+    assert {name for name, *_ in own ^ theirs} <= {instruments.GC_PAUSE.name}
+    assert len(own) > 40
+
+
 def test_the_last_values_of_servers_that_close_are_collected_and_nothing_after_them(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,22 +313,21 @@ def test_the_last_values_of_workers_go_through_the_distro_s_provider(
         )
         assert application.wait() == ""
     found: dict[str, float] = {}
-    for metric, point in points(receiver):
-        if metric == instruments.ACTIVITY_AMOUNT_OF.name:
+    for metric in received(receiver):
+        for point in metric.sum.data_points if metric.name == instruments.ACTIVITY_AMOUNT_OF.name else ():
             found[dict(decoded(point.attributes))[names.WORKER_NAME]] = point.as_int or point.as_double
     assert (sum(found.values()), set(found) <= {"0", "1"}) == (30, True)
     resources_ = {resource["service.name"] for path, resource in resources(receiver) if path == "/v1/metrics"}
     assert resources_ == {"shop"}
 
 
-def points(receiver: Receiver) -> Iterator[tuple[str, Any]]:
-    """Points of sums that came, whoever made them, by their metrics' names."""
+def received(receiver: Receiver) -> Iterator[Any]:
+    """Metrics that came, whoever made them."""
     for request in receiver.requests():
         if request.path == "/v1/metrics":
             for resource in ExportMetricsServiceRequest.FromString(request.body).resource_metrics:
                 for scope in resource.scope_metrics:
-                    for metric in scope.metrics:
-                        yield from ((metric.name, point) for point in metric.sum.data_points)
+                    yield from scope.metrics
 
 
 # -- who ------------------------------------------------------------------------------------------------------------
