@@ -112,6 +112,8 @@ class Folding:
     ----------
     limit:
         How many are given out.
+    late:
+        How many of them are for those that come late; a quarter where nothing is said.
 
     Examples
     --------
@@ -123,8 +125,9 @@ class Folding:
     1
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, late: int | None = None) -> None:
         self._limit = limit
+        self._kept = limit // 4 if late is None else late
         self.begin()
 
     def begin(self) -> None:
@@ -157,7 +160,7 @@ class Folding:
         self.folded = max(self.folded, len(new))
 
     def _give(self, new: list[str], room: int, busy: Mapping[str, float]) -> set[str]:
-        free = max(0, room - self._limit // 4)
+        free = max(0, room - self._kept)
         if len(new) > free:
             now = free if len(new) <= 2 * self._limit else (free + 1) // 2
             worked = [prefix for prefix in new if busy[prefix] > 0]
@@ -169,7 +172,7 @@ class Folding:
 
     def _worth(self, waiting: list[str], room: int, busy: Mapping[str, float]) -> list[str]:
         """Those that have done the work that the last rooms ask for."""
-        price = median([busy.get(prefix, 0.0) for prefix in self._shown]) * 2.0 ** (self._limit // 4 - room)
+        price = median([busy.get(prefix, 0.0) for prefix in self._shown]) * 2.0 ** (self._kept - room)
         busier = [prefix for prefix in waiting if busy[prefix] > price]
         given: list[str] = []
         for prefix in nlargest(room, busier, key=busy.__getitem__):
