@@ -256,7 +256,7 @@ def _workers() -> Row:
                 "Latency to the scheduler",
                 "Of each worker's connection, as it measures it. It is on the way of every task: keep the scheduler near, and its loop free.",
                 SECONDS,
-                by(CHOSEN, i.WORKER_LATENCY, names.WORKER_NAME),
+                Query(CHOSEN.now(i.WORKER_LATENCY, worker, how="max"), legend(*worker)),
                 width=6,
             ),
         ),

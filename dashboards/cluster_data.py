@@ -59,7 +59,8 @@ def memory() -> Row:
             ),
             panel(
                 "Results by prefix",
-                "What the cluster keeps, without replicas; the fifteen largest prefixes. What nobody needs is held by `persist` and futures.",
+                "What the cluster keeps, without replicas, until the last task of a group is forgotten; the fifteen largest prefixes. What nobody "
+                "needs is held by `persist` and futures.",
                 BYTES,
                 by(CLUSTER, i.SCHEDULER_MEMORY, names.TASK_PREFIX, top=15),
                 kind=STACK,
@@ -94,8 +95,8 @@ def transfers() -> Row:
         "Transfers between workers",
         (
             panel(
-                "Bytes",
-                "Data that moves between workers, open and failed transfers included.",
+                "Bytes sent",
+                "Data that workers send to each other, open and failed transfers included.",
                 BYTES_A_SECOND,
                 by(CHOSEN, i.TRANSFER_IO, way),
             ),

@@ -15,7 +15,7 @@ def row() -> Row:
         (
             panel(
                 "Spans taken",
-                "Spans that went into the queue, by service; with an `error.type` those for which there was no room: raise "
+                "Spans that left the queue to be sent, by service; with an `error.type` those for which there was no room in it: raise "
                 "`OTEL_BSP_MAX_QUEUE_SIZE`, or send less (`otel.traces.detail`).",
                 A_SECOND,
                 by(CLUSTER, i.SPANS_PROCESSED, service, names.ERROR_TYPE),
@@ -28,7 +28,7 @@ def row() -> Row:
             ),
             panel(
                 "Spans not sent on purpose",
-                "`rolled_up` into their group, `sampled_out`; `unknown`: sent, and never answered.",
+                "Attempts that were `rolled_up` into their group or `sampled_out`; spans that were sent and had no answer (`unknown`).",
                 A_SECOND,
                 by(CLUSTER, i.SPANS_BY_FATE, i.FATE),
             ),

@@ -12,10 +12,12 @@ Rules
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from dask_otel import names
 from dask_otel.instruments import WASTE_RECOMPUTED
+from dask_otel.series import listed
 from dask_otel.sums import counts_on_wire, total_on_wire
 
 _REASONS = {
@@ -30,6 +32,9 @@ _REASONS = {
 class AttemptTotals:
     """Totals since `install`; before it, and after `uninstall`, nothing is counted.
 
+    Attempts are also told apart by the innermost of their ``tags`` that the user listed, if any; what comes after its
+    group was told is not.
+
     Examples
     --------
     >>> totals = AttemptTotals()
@@ -37,13 +42,15 @@ class AttemptTotals:
     >>> totals.add("inc", [[["success", 3, 0.5], ["failed", 1, 0.25]], [], [], -1.0, 0.0])
     >>> totals.lost("inc", 2.0)
     >>> totals.attempts
-    {('inc', 'success'): 3, ('inc', 'failed'): 1, ('inc', 'lost'): 1}
+    {('inc', 'success', ''): 3, ('inc', 'failed', ''): 1, ('inc', 'lost', ''): 1}
     >>> totals.wasted
     {('inc', 'failed'): 0.25, ('inc', 'lost'): 2.0}
     """
 
     def __init__(self) -> None:
         self.on = False
+        #: The user's list.
+        self.span_names: frozenset[str] = frozenset()
         self._forget()
 
     def _forget(self) -> None:
@@ -63,7 +70,7 @@ class AttemptTotals:
 
     @property
     def attempts(self) -> dict[tuple[str, ...], int]:
-        """By prefix and outcome."""
+        """By prefix, outcome and listed tag."""
         return dict(self._attempts)
 
     @property
@@ -71,10 +78,11 @@ class AttemptTotals:
         """Seconds by prefix and reason."""
         return dict(self._wasted)
 
-    def add(self, prefix: str, wire: list[Any], late: bool = False) -> None:
+    def add(self, prefix: str, wire: list[Any], tags: Sequence[str] = (), late: bool = False) -> None:
         """Sums have come from a worker (`Sums.to_wire`); ``late`` if their group was told before."""
         if not self.on or not prefix:
             return
+        span_name = listed(self.span_names, tags)
         going = int(total_on_wire(wire, "going"))
         early = min(self._early.get(prefix, 0), -going) if late and going < 0 else 0
         if early:
@@ -82,7 +90,8 @@ class AttemptTotals:
         for outcome, n, seconds in counts_on_wire(wire):
             if early and outcome in (names.CANCELLED, names.DISCARDED):
                 n, early = max(0, n - early), max(0, early - n)
-            self._attempts[prefix, outcome] += n
+            if n:
+                self._attempts[prefix, outcome, span_name] += n
             if outcome in _REASONS:
                 self._wasted[prefix, _REASONS[outcome]] += seconds
         if recomputed := total_on_wire(wire, "recomputed"):
@@ -90,19 +99,19 @@ class AttemptTotals:
         if late and going > 0:
             self.go_on(prefix, going)
 
-    def go_on(self, prefix: str, n: int) -> None:
+    def go_on(self, prefix: str, n: int, tags: Sequence[str] = ()) -> None:
         """Cancelled runs, ``n`` of them, go on while their group is told: their seconds come when they end."""
         if self.on:
-            self._attempts[prefix, names.CANCELLED] += n
+            self._attempts[prefix, names.CANCELLED, listed(self.span_names, tags)] += n
             self._early[prefix] += n
 
-    def lost(self, prefix: str, seconds: float) -> None:
+    def lost(self, prefix: str, seconds: float, tags: Sequence[str] = ()) -> None:
         """An attempt died with its worker."""
         if self.on:
-            self._attempts[prefix, names.LOST] += 1
+            self._attempts[prefix, names.LOST, listed(self.span_names, tags)] += 1
             self._wasted[prefix, names.LOST] += seconds
 
-    def untold(self, prefix: str, outcome: str) -> None:
+    def untold(self, prefix: str, outcome: str, tags: Sequence[str] = ()) -> None:
         """An attempt has ended on a worker that tells nothing."""
         if self.on:
-            self._attempts[prefix, outcome] += 1
+            self._attempts[prefix, outcome, listed(self.span_names, tags)] += 1

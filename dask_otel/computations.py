@@ -349,7 +349,7 @@ class Computations:
         elif ran:
             outcome = names.SUCCESS if finish == "memory" else names.FAILED
             group.own[outcome] += 1
-            self.totals.untold(group.prefix, outcome)
+            self.totals.untold(group.prefix, outcome, group.tags)
         if finish == "released":
             if ran:
                 self._attempted(key, group, flight, told)
@@ -420,7 +420,7 @@ class Computations:
         group.expected += 1
         seconds = max(0.0, now - start)
         group.sums.add(names.LOST, seconds, ())
-        self.totals.lost(group.prefix, seconds)
+        self.totals.lost(group.prefix, seconds, group.tags)
         self._attempted(key, group, flight)
         if group.computation.detail > OFF:
             group.sums.emitted += 1

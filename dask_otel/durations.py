@@ -4,22 +4,22 @@ Rules
 -----
 1. Standard library only; no clock: moments are handed in (s since the epoch).
 2. An attempt's duration is that of its span, sampled or not; what an attempt costs on the event loop is to be noted.
-3. Error types beyond the first `MAX_ERROR_TYPES` are `_OTHER`.
+3. There are few series: of one prefix there are about `MAX_KINDS`.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import NamedTuple
 
 from dask_otel import names
 from dask_otel.distributions import Distributions, Exemplar, Histogram, Histograms
 from dask_otel.instruments import TASK_DURATION, TRANSFER_BANDWIDTH, TRANSFER_BYTES, TRANSFER_SECONDS
-from dask_otel.vocabulary import Vocabulary
 
 #: Attempts that are noted and not yet counted.
 MAX_NOTED = 1_000
-#: Values of ``error.type`` that have series of their own.
-MAX_ERROR_TYPES = 20
+#: Series of a prefix; in what comes after them error types are `_OTHER`, and the user's spans are left out.
+MAX_KINDS = 25
 
 
 class Kept(NamedTuple):
@@ -35,7 +35,7 @@ class Kept(NamedTuple):
 
 
 class TaskDurations:
-    """Durations of attempts by prefix, outcome and error type.
+    """Durations of attempts by prefix, outcome, error type and name of the user's span.
 
     Examples
     --------
@@ -44,17 +44,25 @@ class TaskDurations:
     >>> durations.add("inc", "failed", 0.1, "ValueError", None)
     >>> durations.count()
     >>> [(of, histogram.sum) for of, histogram in durations.snapshots().items()]
-    [(('inc', 'success', ''), 0.2), (('inc', 'failed', 'ValueError'), 0.1)]
+    [(('inc', 'success', '', ''), 0.2), (('inc', 'failed', 'ValueError', ''), 0.1)]
     """
 
     def __init__(self, histograms: Histograms) -> None:
-        self._noted: list[tuple[str, str, float, str, Kept | None]] = []
+        self._noted: list[tuple[str, str, float, str, Kept | None, str]] = []
         self._found = histograms.of(TASK_DURATION)
-        self._error_types = Vocabulary(names.OTHER_ERROR, MAX_ERROR_TYPES)
+        self._kinds: defaultdict[str, set[tuple[str, ...]]] = defaultdict(set)
 
-    def add(self, prefix: str, outcome: str, seconds: float, error_type: str, kept: Kept | None) -> None:
-        """Note an attempt that has ended; ``kept`` if its span is sent, ``error_type`` empty if it has none."""
-        self._noted.append((prefix, outcome, seconds, error_type, kept))
+    def add(
+        self,
+        prefix: str,
+        outcome: str,
+        seconds: float,
+        error_type: str,
+        kept: Kept | None,
+        span_name: str = "",
+    ) -> None:
+        """Note an attempt that has ended; ``kept`` if its span is sent. Texts are empty where there is none."""
+        self._noted.append((prefix, outcome, seconds, error_type, kept, span_name))
         if len(self._noted) >= MAX_NOTED:
             self.count()
 
@@ -66,12 +74,19 @@ class TaskDurations:
         """Count what was noted: in the thread that notes."""
         noted, self._noted = self._noted, []
         record = self._found.record
-        for prefix, outcome, seconds, error_type, kept in noted:
-            if error_type:
-                error_type = self._error_types.name(error_type)
-            record(
-                (prefix, outcome, error_type), seconds, kept.exemplar(seconds) if kept is not None else None
-            )
+        for prefix, outcome, seconds, error_type, kept, span_name in noted:
+            of = self._within(prefix, outcome, error_type, span_name)
+            record(of, seconds, kept.exemplar(seconds) if kept is not None else None)
+
+    def _within(self, prefix: str, outcome: str, error_type: str, span_name: str) -> tuple[str, ...]:
+        """The series, while there are few of its prefix."""
+        of = (prefix, outcome, error_type, span_name)
+        kinds = self._kinds[prefix]
+        if of not in kinds:
+            if len(kinds) >= MAX_KINDS:
+                return prefix, outcome, names.OTHER_ERROR if error_type else "", ""
+            kinds.add(of)
+        return of
 
     def snapshots(self) -> dict[tuple[str, ...], Histogram]:
         """What was counted."""

@@ -83,9 +83,10 @@ class Endings:
     def add(self, span_id: bytes, wire: list[object], prefix: str = "") -> bool:
         """Sums of a group have come from a worker; ``False`` if it was told already."""
         group = self._groups.get(span_id)
-        self._totals.add(group.prefix if group is not None else prefix, wire, late=group is None)
         if group is None:
+            self._totals.add(prefix, wire, late=True)
             return False
+        self._totals.add(group.prefix, wire, group.tags)
         group.sums.merge(wire)
         if not group.pending:
             self._touched.add(group.computation)
@@ -134,7 +135,7 @@ class Endings:
         computation.groups.pop(group.place, None)
         if group.sums.going > 0:
             group.own[names.CANCELLED] += group.sums.going
-            self._totals.go_on(group.prefix, group.sums.going)
+            self._totals.go_on(group.prefix, group.sums.going, group.tags)
         before = computation.rolled_up
         computation.take(group)
         if computation.detail > OFF:

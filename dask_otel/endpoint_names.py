@@ -21,8 +21,8 @@ EQUAL, MOVES, MORE, SUM, DISTRIBUTION = (
     "equal",
     "equal at one moment",
     "ours is never less",
-    "its sum",
-    "its median",
+    "its sum rises by the same",
+    "a quantile of it",
 )
 
 
@@ -46,7 +46,7 @@ _PREFIX = (("task_prefix_name", TASK_PREFIX),)
 _SEMAPHORE = (("name", of.SEMAPHORE_NAME),)
 _MULTIPLIER = (("cost_multiplier", of.COST_MULTIPLIER),)
 _IN, _OUT = ((of.TRANSFER_DIRECTION, INCOMING),), ((of.TRANSFER_DIRECTION, OUTGOING),)
-_CRICK = "Dask has it with `crick` only."
+_CRICK = "With `crick` only; named a median, Dask's is the maximum (it asks for quantile 50, not 0.5)."
 _RESTART = "Dask's begins at 0 again at `Client.restart`."
 _TICK = "Dask's is the time since the last tick: its search for the longest one finds nothing."
 
@@ -115,6 +115,13 @@ SHOWN = (
     ),
     Shown("dask_worker_transfer_incoming_bytes", "worker", of.ACTIVE_TRANSFER_BYTES, attributes=_IN),
     Shown("dask_worker_transfer_incoming_count", "worker", of.ACTIVE_TRANSFERS, attributes=_IN),
+    Shown(
+        "dask_worker_concurrent_fetch_requests",
+        "worker",
+        of.ACTIVE_TRANSFERS,
+        attributes=_IN,
+        note="Older versions of Dask have it.",
+    ),
     Shown("dask_worker_transfer_incoming_count_total", "worker", of.TRANSFERS, attributes=_IN),
     Shown("dask_worker_transfer_outgoing_bytes", "worker", of.ACTIVE_TRANSFER_BYTES, attributes=_OUT),
     Shown("dask_worker_transfer_outgoing_count", "worker", of.ACTIVE_TRANSFERS, attributes=_OUT),
@@ -156,7 +163,14 @@ SHOWN = (
                 comparison=MOVES,
                 note="With `gilknocker` only.",
             ),
-            Shown(f"dask_{role}_gc_collection_seconds_total", role, of.GC_PAUSE, comparison=SUM),
+            Shown(
+                f"dask_{role}_gc_collection_seconds_total",
+                role,
+                of.GC_PAUSE,
+                attributes=((of.GC_GENERATION, "2"),),
+                comparison=SUM,
+                note="Dask's are collections of the oldest generation, and begin before dask-otel does.",
+            ),
             Shown(f"dask_{role}_tick_count_total", role, of.LOOP_TICKS, comparison=MOVES),
             Shown(
                 f"dask_{role}_tick_duration_maximum_seconds",

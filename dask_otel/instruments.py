@@ -14,13 +14,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dask_otel.names import ACTIVITY_NAME, ERROR_TYPE, OUTCOME, TASK_PREFIX, TRANSFER_OUTCOME
+from dask_otel.names import ACTIVITY_NAME, ERROR_TYPE, OUTCOME, SPAN_NAME, TASK_PREFIX, TRANSFER_OUTCOME
 
 COUNTER, UP_DOWN_COUNTER, GAUGE, HISTOGRAM = "counter", "up-down counter", "gauge", "histogram"
 
 
 class Instrument(NamedTuple):
-    """A metric. ``on`` are the roles that have it, ``boundaries`` those of a histogram's buckets, upper ones included."""
+    """A metric. ``on`` are the roles that have it, ``boundaries`` those of a histogram's buckets, upper ones included.
+
+    ``optional`` are further attributes, that are there only where the user asks for them.
+    """
 
     name: str
     kind: str
@@ -29,6 +32,7 @@ class Instrument(NamedTuple):
     attributes: tuple[str, ...]
     brief: str
     boundaries: tuple[float, ...] = ()
+    optional: tuple[str, ...] = ()
 
 
 #: In the order of the reference page.
@@ -43,8 +47,9 @@ def _instrument(
     attributes: tuple[str, ...],
     brief: str,
     boundaries: tuple[float, ...] = (),
+    optional: tuple[str, ...] = (),
 ) -> Instrument:
-    INSTRUMENTS.append(Instrument(name, kind, unit, on, attributes, brief, boundaries))
+    INSTRUMENTS.append(Instrument(name, kind, unit, on, attributes, brief, boundaries, optional))
     return INSTRUMENTS[-1]
 
 
@@ -154,6 +159,7 @@ TASK_DURATION = _instrument(
     (TASK_PREFIX, OUTCOME, ERROR_TYPE),
     "Of each attempt that its worker saw end, from its start until its result is stored: its span's, sampled or not.",
     _TASK_SECONDS,
+    optional=(SPAN_NAME,),
 )
 TASK_ATTEMPTS = _instrument(
     "dask.task.attempts",
@@ -162,6 +168,7 @@ TASK_ATTEMPTS = _instrument(
     _SCHEDULER,
     (TASK_PREFIX, OUTCOME),
     "Attempts that have ended, of computations that are not sampled too.",
+    optional=(SPAN_NAME,),
 )
 WASTED_SECONDS = _instrument(
     "dask.task.wasted.time",
@@ -316,7 +323,7 @@ OTHER_SECONDS = _instrument(
     "s",
     _SCHEDULER,
     (LOOP_PART,),
-    "What `other` of `dask.scheduler.handler.time` is made of, estimated from some 50 rounds of the loop a second; all of "
+    "What `other` of `dask.scheduler.handler.time` is made of, estimated from some 20 rounds of the loop a second; all of "
     "it is `other`. `read`: sockets; `write`: messages serialized and written; `connection`: messages read and handed to their "
     "handlers where no handler has them, and replies; `transition`: tasks, outside handlers; `periodic`: timers; "
     "`tornado`, `asyncio`: their own; `rest`: all else.",

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dask_otel.instruments import REST
 
 #: Rounds of a loop that are looked at in a second, about.
-LOOKS = 50
+LOOKS = 20
 #: How much of what was known of a loop's pace counts after one more look.
 _KEPT = 0.9
 
@@ -31,9 +31,9 @@ class Pace:
     --------
     >>> pace = Pace(now=0)
     >>> pace.weight, pace.pause(now=0.001, dice=0.5)
-    (1, 19)
-    >>> pace.weight, pace.pause(now=0.021, dice=0.99)
-    (20, 38)
+    (1, 49)
+    >>> pace.weight, pace.pause(now=0.051, dice=0.5)
+    (50, 49)
     """
 
     __slots__ = ("_before", "_paused", "_rounds", "_seconds", "weight")

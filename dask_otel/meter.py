@@ -22,9 +22,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from dask_otel import about_us, names, provided
 from dask_otel.distributions import Histograms
 from dask_otel.export.metric_bodies import Batch, Later, Once, made
-from dask_otel.feed import Feed, Totals
+from dask_otel.feed import Feed, Series, totals
 from dask_otel.guard import Guard
-from dask_otel.instruments import COUNTER
 from dask_otel.outlet import SCOPE, Outlet
 from dask_otel.process import application_meter_provider, components, metric_exporters_for
 from dask_otel.records import Attributes
@@ -95,8 +94,8 @@ class Meter:
         self._next: asyncio.TimerHandle | None = None
         self._look: asyncio.TimerHandle | None = None
         self._feed: tuple[provided.Provided, Feed] | None = None
-        #: What has gone our own way, if it was left.
-        self._before: Totals | None = None
+        #: What has gone our own way, once that is not taken any more.
+        self._before: dict[Series, float] | None = None
         self._began = 0.0
 
     @property
@@ -125,6 +124,13 @@ class Meter:
             except Exception:
                 self._guard.fault("metrics")
 
+    def _about_us(self) -> list[Measured]:
+        try:
+            return list(about_us.told(self, components()))
+        except Exception:
+            self._guard.fault("metrics about dask-otel")
+            return []
+
     def stop(self) -> None:
         """Hand in the last values; no more after them."""
         if self._look is not None:
@@ -150,7 +156,7 @@ class Meter:
         self._began = time.time()
 
     def _found(self) -> list[Measured | Later]:
-        return [*self._collect(), *about_us.told(self, components())]
+        return [*self._collect(), *self._about_us()]
 
     # -- our own way ----------------------------------------------------------------------------------------------
     def _submit(self, last: bool) -> None:
@@ -188,7 +194,7 @@ class Meter:
         if self._feed is None:
             self._look = self._loop.call_later(LOOK, self._watch)
 
-    def _leave_own_way(self) -> Totals:
+    def _leave_own_way(self) -> dict[Series, float]:
         """What has gone our own way, which ends."""
         if self._next is not None:
             self._next.cancel()
@@ -197,24 +203,20 @@ class Meter:
         self._hand_in(now, found, last=True)
         # The provider's histograms are filled value by value, whatever ours were: they begin anew.
         self.histograms.begin(_SINGLE_VALUES)
-        return {
-            (one.instrument.name, attributes): value
-            for one in found
-            if one.instrument.kind == COUNTER
-            for attributes, value in one.points
-        }
+        return dict(totals(found))
 
     def _provide(self, provider: MeterProvider) -> None:
         if self._before is None:
             self._begin(_SINGLE_VALUES)
+            self._before = {}
         into = provided.of(provider, SCOPE)
-        self._feed = into, Feed(self._points, self._who, self._before or {})
+        exclude = self._outlet.settings.metrics.exclude
+        self._feed = into, Feed(self._points, self._who, self._before, exclude)
         into.join(self._feed[1])
 
-    def _points(self) -> Sequence[Measured]:
+    def _points(self) -> Sequence[Measured | Later]:
         try:
-            exclude = self._outlet.settings.metrics.exclude
-            return [one for one in made(self._found()) if one.instrument.name not in exclude]
+            return self._found()
         except Exception:
             self._guard.fault("metrics")
             return ()

@@ -48,6 +48,7 @@ _pipelines: dict[object, Pipeline | MetricExporter] = {}
 _said: set[str] = set()
 _given: TracerProvider | None = None
 _given_for_metrics: MeterProvider | None = None
+_unloadable = False
 #: When somebody waited in vain for what this process has to be sent (monotonic).
 _vain = float("-inf")
 
@@ -126,11 +127,13 @@ def use_meter_provider(provider: MeterProvider | None) -> None:
 
 def application_meter_provider() -> MeterProvider | None:
     """The SDK provider of meters that the application set as the global one."""
-    if _given_for_metrics is not None:
+    global _unloadable
+    if _given_for_metrics is not None or _unloadable:
         return _given_for_metrics
     try:
         provider = metrics.get_meter_provider()
-    except Exception:  # OTEL_PYTHON_METER_PROVIDER names what cannot be loaded; the API has logged it
+    except Exception:  # OTEL_PYTHON_METER_PROVIDER names what cannot be loaded; the API logs it each time
+        _unloadable = True
         return None
     return provider if isinstance(provider, MeterProvider) else None
 
@@ -198,8 +201,8 @@ def flush(timeout: float) -> bool:
     flushed = [pipeline.flush(max(0.0, until - time.monotonic())) for pipeline in pipelines]
     if (provider := application_provider()) is not None:
         flushed.append(_flush_provider(provider, max(0.0, until - time.monotonic())))
-    if (fed := _fed_provider()) is not None:
-        flushed.append(_flush_meter_provider(*fed, max(0.0, until - time.monotonic())))
+    for meter_provider, fed in provided.fed():
+        flushed.append(_flush_meter_provider(meter_provider, fed, max(0.0, until - time.monotonic())))
     return all(flushed)
 
 
@@ -211,13 +214,6 @@ def _flush_provider(provider: TracerProvider, timeout: float) -> bool:
             "The application's tracer provider cannot flush: %s.", type(error).__name__, level=logging.WARNING
         )
         return False
-
-
-def _fed_provider() -> tuple[MeterProvider, provided.Provided] | None:
-    """The application's provider of meters, if it has metrics of ours."""
-    provider = application_meter_provider()
-    found = provided.found(provider) if provider is not None else None
-    return (provider, found) if provider is not None and found is not None else None
 
 
 def _flush_meter_provider(provider: MeterProvider, fed: provided.Provided, timeout: float) -> bool:
@@ -234,7 +230,7 @@ async def flush_aside(timeout: float) -> bool:
     """`flush` for event loops. What takes longer than ``timeout`` is left to itself, and holds up nobody's end."""
     with _lock:
         idle = not _pipelines
-    if idle and application_provider() is None and _fed_provider() is None:
+    if idle and application_provider() is None and not provided.fed():
         return True
     loop = asyncio.get_running_loop()
     flushed: asyncio.Future[bool] = loop.create_future()

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Event, Lock, Thread
 from time import monotonic
 from typing import Any, NamedTuple
@@ -26,10 +26,12 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 from opentelemetry.context import Context, set_value
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.view import DropAggregation
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
-from dask_otel.distributions import Distributions, Exemplar, Histogram
+from dask_otel.distributions import Distributions, Exemplar
 from dask_otel.export.complaints import Complaints
+from dask_otel.export.metrics import say_exceeded
 from dask_otel.feed import Feed, Series
 from dask_otel.instruments import COUNTER, GAUGE, HISTOGRAM, INSTRUMENTS, Instrument
 from dask_otel.records import Attributes, Scope
@@ -45,7 +47,6 @@ MOST_VALUES, MOST_GONE = 100_000, 64
 
 #: For sentences.
 _HERE = "the application's meter provider"
-_COLLECTED = (COUNTER, HISTOGRAM)
 #: Not what is current in a reader's thread: the SDK would take its span for the value's. It takes an empty one for none.
 _NOWHERE = set_value("dask_otel.replayed", True, Context())
 
@@ -75,6 +76,7 @@ class Provided:
         self._complaints = Complaints(what="value")
         self._collecting = Lock()
         self._asked: set[str] = set()
+        self._said = False
         self._observed: Mapping[str, Sequence[Observation]] = {}
         self._values: deque[_Value] = deque()
         self._record: dict[str, Callable[..., None]] = {}
@@ -113,7 +115,7 @@ class Provided:
             return bool(provider.force_flush(max(1.0, (until - monotonic()) * 1000)))
         finally:
             with self._membership:
-                self._gone = tuple([one for one in self._gone if one not in gone or not one.read])
+                self._gone = tuple([one for one in self._gone if one not in gone or not one.finished])
 
     def forget(self) -> None:
         """In a forked child: what is not there cannot be asked."""
@@ -125,30 +127,37 @@ class Provided:
         try:
             if (provider := of()) is not None:
                 meter = provider.get_meter(scope.name, scope.version, scope.schema_url)
-                for instrument in INSTRUMENTS:
-                    self._make_instrument(meter, instrument)
+                made = {
+                    instrument.name: self._make_instrument(meter, instrument) for instrument in INSTRUMENTS
+                }
+                self._leave_out([name for name, one in made.items() if is_dropped(provider, one)])
         except Exception:
             logger.exception("dask-otel: %s takes no instruments of ours.", _HERE)
         self._ready.set()
 
-    def _make_instrument(self, meter: Meter, instrument: Instrument) -> None:
+    def _leave_out(self, dropped: Sequence[str]) -> None:
+        if dropped:
+            logger.info("dask-otel: views of %s drop %s.", _HERE, ", ".join(dropped))
+        for name in dropped:
+            self._record.pop(name, None)
+
+    def _make_instrument(self, meter: Meter, instrument: Instrument) -> object:
         name, unit, brief = instrument.name, instrument.unit, instrument.brief
         if instrument.kind == HISTOGRAM:
             histogram = meter.create_histogram(
                 name, unit, brief, explicit_bucket_boundaries_advisory=list(instrument.boundaries)
             )
             self._record[name] = histogram.record
-            return
+            return histogram
 
         def observe(options: CallbackOptions) -> Iterable[Observation]:
             return self._observe(name, options.timeout_millis / 1000)
 
         if instrument.kind == COUNTER:
-            meter.create_observable_counter(name, [observe], unit, brief)
-        elif instrument.kind == GAUGE:
-            meter.create_observable_gauge(name, [observe], unit, brief)
-        else:
-            meter.create_observable_up_down_counter(name, [observe], unit, brief)
+            return meter.create_observable_counter(name, [observe], unit, brief)
+        if instrument.kind == GAUGE:
+            return meter.create_observable_gauge(name, [observe], unit, brief)
+        return meter.create_observable_up_down_counter(name, [observe], unit, brief)
 
     def _observe(self, name: str, timeout: float) -> Sequence[Observation]:
         with self._collecting:
@@ -174,20 +183,24 @@ class Provided:
         }
         observed: defaultdict[str, list[Observation]] = defaultdict(list)
         for who, feed in shown.items():
-            for name, attributes, value in _numbers(feed):
+            for (name, attributes), value in feed.values():
                 observed[name].append(Observation(value, dict(attributes + who)))
         self._observed = observed
         self._replay(start + timeout / 2)
 
     def _read(self, feed: Feed, who: Attributes) -> bool:
-        if not feed.begun and who in self._left:
-            feed.go_on(self._left.pop(who))
-        feed.begun = True
-        feed.read_totals()
-        for (name, attributes), value, exemplar in feed.read_values():
-            self._values.append(_Value(name, value, dict(attributes + who), exemplar))
-        if feed.ended and not feed.read:
-            feed.read = True
+        if not feed.begun:
+            feed.begin(self._left.pop(who, None))
+        try:
+            for (name, attributes), exemplar, value in feed.read():
+                self._values.append(_Value(name, value, dict(attributes + who), exemplar))
+        except Exception as error:  # Others are to be read nevertheless
+            self._complaints.lost(0, _HERE, f"reading raised {type(error).__name__}: {error}"[:300])
+        if feed.budget.exceeded and not self._said:
+            self._said = True
+            say_exceeded(feed.budget)
+        if feed.ended and not feed.finished:
+            feed.finished = True
             self._left[who] = feed.given
             if len(self._left) > MOST_GONE:
                 self._left.pop(next(iter(self._left)))
@@ -212,17 +225,6 @@ class Provided:
 def _wait(answers: Iterable[Event], until: float) -> None:
     for answer in answers:
         answer.wait(max(0.0, until - monotonic()))
-
-
-def _numbers(feed: Feed) -> Iterator[tuple[str, Attributes, float]]:
-    """All that a server gives but histograms: of one that has gone only totals."""
-    for (name, attributes), total in feed.given.items():
-        yield name, attributes, total
-    for found in () if feed.ended else feed.last:
-        if found.instrument.kind not in _COLLECTED:
-            for attributes, value in found.points:
-                assert not isinstance(value, Histogram)
-                yield found.instrument.name, attributes, value
 
 
 def _context(exemplar: Exemplar | None) -> Context:
@@ -250,16 +252,25 @@ def of(provider: MeterProvider, scope: Scope) -> Provided:
         return found
 
 
-def found(provider: MeterProvider) -> Provided | None:
-    """Our instruments on a provider, if a server has used it."""
+def fed() -> list[tuple[MeterProvider, Provided]]:
+    """The providers that have instruments of ours."""
     with _lock:
-        return _all.get(provider)
+        return list(_all.items())
 
 
 def is_read(provider: MeterProvider) -> bool:
     """Whether it has a reader; where the SDK does not say so (1.45 has no other place), it is taken to have one."""
     consumer = getattr(provider, "_measurement_consumer", None)
     return bool(getattr(consumer, "_reader_storages", True))
+
+
+def is_dropped(provider: MeterProvider, instrument: Any) -> bool:
+    """Whether its views leave nothing of an instrument; where the SDK does not say so, they do."""
+    try:
+        views = [view for view in provider._sdk_config.views if view._match(instrument)]
+        return bool(views) and all(isinstance(view._aggregation, DropAggregation) for view in views)
+    except AttributeError:
+        return False
 
 
 def _after_fork() -> None:

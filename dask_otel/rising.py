@@ -145,8 +145,10 @@ class PrefixTotals:
             self._read[prefix.name] = prefix
 
     def forget(self) -> None:
-        """All prefixes begin again."""
+        """All prefixes begin again; of those that have no series of their own nothing is kept."""
         self._read.clear()
+        self._labels = {name: label for name, label in self._labels.items() if name == label}
+        self._busy = {name: self._busy[name] for name in self._labels}
         self._sizes = defaultdict(int, dict.fromkeys(self._sizes, 0))
         self.tasks = dict.fromkeys(self.tasks, 0)
 

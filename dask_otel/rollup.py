@@ -182,6 +182,11 @@ class Group:
         return self.tag.dask_id if self.tag else "", self.name
 
     @property
+    def tags(self) -> tuple[str, ...]:
+        """Names of the user's spans that it is in, outermost first."""
+        return self.tag.names if self.tag is not None else ()
+
+    @property
     def complete(self) -> bool:
         """Whether the workers have answered for every dispatch that is over for the scheduler."""
         return self.sums.answers >= self.expected

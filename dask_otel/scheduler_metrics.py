@@ -44,6 +44,7 @@ class SchedulerMetrics:
     ) -> None:
         self._active, self._unsent = active, unsent
         self._totals = totals
+        self._outlet = outlet
         self._folding = Folding(MAX_PREFIXES)
         self.seam = SchedulerTimeSeam(scheduler, guard)
         self._state = SchedulerStateSeam(scheduler, self._folding, guard)
@@ -56,6 +57,7 @@ class SchedulerMetrics:
 
     def install(self) -> None:
         """Count from now on."""
+        self._totals.span_names = frozenset(self._outlet.settings.metrics.span_names)
         self._folding.begin()
         self._counting.install()
 

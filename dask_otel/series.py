@@ -10,7 +10,7 @@ Rules
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from heapq import nlargest
 from statistics import median
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ class Measured(NamedTuple):
 
 
 def attributes(instrument: Instrument, of: tuple[str, ...]) -> Attributes:
-    """The attributes that these are values of, an empty one left out.
+    """The attributes that these are values of, optional ones last, an empty one left out.
 
     Examples
     --------
@@ -51,12 +51,12 @@ def attributes(instrument: Instrument, of: tuple[str, ...]) -> Attributes:
     >>> attributes(GC_PAUSE, ("0",))
     (('cpython.gc.generation', 0),)
     """
-    pairs = [pair for pair in zip(instrument.attributes, of) if pair[1]]
+    pairs = [pair for pair in zip(instrument.attributes + instrument.optional, of) if pair[1]]
     return tuple([(key, int(text) if key in NUMBERS else text) for key, text in pairs])
 
 
 def measured(instrument: Instrument, values: Mapping[tuple[str, ...], Value]) -> Measured:
-    """Points by the values of the instrument's attributes, in their order; an empty value is left out.
+    """Points by the values of the instrument's attributes and its optional ones, in their order; an empty value is left out.
 
     Examples
     --------
@@ -254,3 +254,14 @@ def by(values: Mapping[tuple[str, ...], float], at: int) -> dict[str, float]:
 def keyed(values: Mapping[str, float]) -> dict[tuple[str, ...], float]:
     """The same by tuples of one."""
     return {(of,): value for of, value in values.items()}
+
+
+def listed(span_names: Collection[str], tags: Sequence[str]) -> str:
+    """The innermost of a task's ``tags``, outermost first, that the user listed; empty if none is.
+
+    Examples
+    --------
+    >>> listed({"load", "train"}, ("train", "load", "part 7")), listed((), ("train",))
+    ('load', '')
+    """
+    return next((tag for tag in reversed(tags) if tag in span_names), "") if span_names else ""

@@ -214,7 +214,9 @@ class WorkerTelemetry:
             kept = self._sum_up(run, ended, traced, place, failure)
         if self.metrics.meter.on:
             prefix = place.origin.prefix if place is not None else self.seam.prefix(run.key)
-            self.metrics.attempted(prefix, ended.outcome, seconds, failure.type if failure else "", kept)
+            tags = self.seam.tags(run) if self.metrics.span_names else ()
+            error_type = failure.type if failure else ""
+            self.metrics.attempted(prefix, ended.outcome, seconds, error_type, kept, tags)
 
     def _sum_up(
         self, run: Run, ended: Ended, traced: Traced, place: Place, failure: Failure | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from dask_otel.meter import Meter, Several
 from dask_otel.outlet import Outlet
 from dask_otel.seam.worker_state import WorkerStateSeam
 from dask_otel.seam.worker_time import Activity, WorkerTimeSeam
-from dask_otel.series import Folding, Measured, by, keyed, measured
+from dask_otel.series import Folding, Measured, by, keyed, listed, measured
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -42,6 +42,7 @@ class WorkerMetrics:
         self._seam = WorkerTimeSeam(worker, guard)
         self._state = WorkerStateSeam(worker, guard)
         self._folding = Folding(MAX_PREFIXES)
+        self._outlet = outlet
         #: Seconds by prefix as of the export before.
         self._busy: dict[str, float] = {}
         self.meter = Meter(outlet, self, self._measured, guard)
@@ -49,9 +50,12 @@ class WorkerMetrics:
         self._tasks = TaskDurations(self.meter.histograms)
         self._transfers = TransferDurations(self.meter.histograms)
         self._counting = Several(self._seam, self._health, self._state)
+        #: Names of the user's spans that are attributes.
+        self.span_names: frozenset[str] = frozenset()
 
     def install(self) -> None:
         """Count from now on, from 0."""
+        self.span_names = frozenset(self._outlet.settings.metrics.span_names)
         self._tasks.begin()
         self._folding.begin()
         self._counting.install()
@@ -62,10 +66,16 @@ class WorkerMetrics:
         self._counting.uninstall()
 
     def attempted(
-        self, prefix: str, outcome: str, seconds: float, error_type: str, kept: Kept | None
+        self,
+        prefix: str,
+        outcome: str,
+        seconds: float,
+        error_type: str,
+        kept: Kept | None,
+        tags: Sequence[str],
     ) -> None:
-        """An attempt has ended."""
-        self._tasks.add(prefix, outcome, seconds, error_type, kept)
+        """An attempt has ended, of a task within spans of these names."""
+        self._tasks.add(prefix, outcome, seconds, error_type, kept, listed(self.span_names, tags))
 
     def transferred(
         self, direction: str, outcome: str, seconds: float, size: int | None, kept: Kept | None

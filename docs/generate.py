@@ -18,6 +18,8 @@ from dask_otel.instruments import INSTRUMENTS, OVERFLOW
 from dask_otel.names import ATTRIBUTES, Attribute
 from dask_otel.series import OTHER
 
+#: What is said of attributes that are there only where the user asks for them.
+LISTED = "of `otel.metrics.span-names`"
 PAGE = Path(__file__).parent / "reference" / "telemetry.md"
 ENDPOINTS = PAGE.with_name("prometheus.md")
 
@@ -198,7 +200,8 @@ def _metrics(server: str) -> Iterator[str]:
     yield f"### {server[0].upper()}{server[1:]}s\n\n| name | kind | unit | attributes | |\n| --- | --- | --- | --- | --- |"
     for one in INSTRUMENTS:
         if server in one.on:
-            attributes = ", ".join(map(_code, one.attributes))
+            optional = [f"{_code(key)} ({LISTED})" for key in one.optional]
+            attributes = ", ".join([*map(_code, one.attributes), *optional])
             yield _row(_code(one.name), one.kind, _code(one.unit), attributes, one.brief)
     yield ""
 

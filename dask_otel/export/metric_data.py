@@ -9,6 +9,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 from typing import Any
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -85,8 +86,7 @@ def _distribution(point: Any) -> HistogramDataPoint:
         sum=point.sum,
         bucket_counts=list(point.bucket_counts),
         explicit_bounds=list(point.explicit_bounds),
-        min=point.min,
-        max=point.max,
+        **_extremes(point),
     )
 
 
@@ -100,9 +100,16 @@ def _exponential(point: Any) -> ExponentialHistogramDataPoint:
         positive=Buckets(point.positive.offset, list(point.positive.bucket_counts)),
         negative=Buckets(point.negative.offset, list(point.negative.bucket_counts)),
         flags=point.flags,
-        min=point.min,
-        max=point.max,
+        **_extremes(point),
     )
+
+
+def _extremes(point: Any) -> dict[str, Any]:
+    """As the SDK has them where there are none."""
+    return {
+        "min": point.min if point.HasField("min") else inf,
+        "max": point.max if point.HasField("max") else -inf,
+    }
 
 
 def _common(point: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -45,8 +46,8 @@ class EntryPointSender:
         self._timeout = timeout
         self._exporter = _load(name)
         preferred = getattr(self._exporter, "_preferred_temporality", None) or {}
-        #: Whether totals go as differences: all of ours, or none.
-        self.delta = all(preferred.get(kind) is AggregationTemporality.DELTA for kind in _TOTALS)
+        #: How totals go, in OpenTelemetry's word: our counters are to the SDK observable ones.
+        self.temporality = _word(preferred)
 
     def send(self, body: bytes, points: int) -> Outcome:
         data = to_metrics_data(body)
@@ -59,8 +60,9 @@ class EntryPointSender:
         self._exporter.shutdown()
 
 
-#: What the SDK takes our counters for, and histograms.
-_TOTALS = (ObservableCounter, Histogram)
+def _word(preferred: Mapping[type, AggregationTemporality]) -> str:
+    differ = [preferred.get(kind) is AggregationTemporality.DELTA for kind in (Histogram, ObservableCounter)]
+    return "delta" if all(differ) else "lowmemory" if differ[0] else "cumulative"
 
 
 def _load(name: str) -> SdkExporter:

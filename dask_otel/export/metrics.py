@@ -26,6 +26,7 @@ from weakref import WeakSet
 
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, set_value
 
+from dask_otel.budget import Budget
 from dask_otel.export.bodies import Source
 from dask_otel.export.complaints import Complaints, logger, shown
 from dask_otel.export.fates import INVALID, QUEUE_FULL, REFUSED, UNANSWERED, UNREACHABLE
@@ -61,7 +62,7 @@ class MetricExporter:
     settings:
         Where to, and in which form.
     sender:
-        Sends in the place of OTLP's sender, which says by its ``delta`` how totals go; made in the thread.
+        Sends in the place of OTLP's sender, which says by its ``temporality`` how totals go; made in the thread.
     where:
         What is sent to, for sentences.
     """
@@ -205,8 +206,7 @@ class MetricExporter:
     def _series_of(self, source: Source, sender: Sender) -> Series:
         server = _server(source)
         if server not in self._series:
-            delta: bool | None = getattr(sender, "delta", None)
-            temporality = self._settings.temporality if delta is None else "delta" if delta else "cumulative"
+            temporality = getattr(sender, "temporality", self._settings.temporality)
             self._series[server] = Series(temporality, self._settings.exclude)
         return self._series[server]
 
@@ -233,16 +233,9 @@ class MetricExporter:
             self._complaints.lost(lost, self._where, outcome.reason or "rejected without a reason")
 
     def _say_exceeded(self, series: Series) -> None:
-        exceeded = series.budget.exceeded
-        if exceeded and not series.said:
+        if series.budget.exceeded and not series.said:
             series.said = True
-            logger.warning(
-                "dask-otel: a server has more than %d series of metrics, %s among them: what exceeds them is added up "
-                "under the attribute %s. Set otel.metrics.exclude to metrics that you do not need.",
-                series.budget.limit,
-                exceeded,
-                OVERFLOW,
-            )
+            say_exceeded(series.budget)
 
     def _give_up(self, reason: str) -> None:
         self._stop_for_good(
@@ -268,6 +261,17 @@ class MetricExporter:
         self._batches = deque()
         self._thread = None
         self._starting = Lock()
+
+
+def say_exceeded(budget: Budget) -> None:
+    """There was no room for all series of a server."""
+    logger.warning(
+        "dask-otel: a server has more than %d series of metrics, %s among them: what exceeds them is added up "
+        "under the attribute %s. Set otel.metrics.exclude to metrics that you do not need.",
+        budget.limit,
+        budget.exceeded,
+        OVERFLOW,
+    )
 
 
 def _number(batch: Batch) -> int:

@@ -176,7 +176,8 @@ class LoopPartsSeam:
     def _wrap_transitions(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def _transitions(*args: Any, **kwargs: Any) -> Any:
-            if not self._looking:
+            # Those of a connection are in the handlers of its messages.
+            if not self._looking or self._part is CONNECTION:
                 return original(*args, **kwargs)
             before = REST
             try:

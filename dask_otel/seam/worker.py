@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dask.utils import key_split
@@ -156,6 +156,13 @@ class WorkerSeam:
 
     def prefix(self, key: Hashable) -> str:
         return str(key_split(key))
+
+    def tags(self, run: Run) -> Sequence[str]:
+        """Names of the user's spans that a run's task is in, outermost first."""
+        annotations = run.state.annotations
+        span = annotations.get("span") if annotations else None
+        names_of: Sequence[str] = span["name"] if span else ()
+        return names_of
 
     def executing(self) -> Iterable[Any]:
         """States of the tasks that run now, seceded ones too."""

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import dask
 from distributed import Client, Semaphore, secede, wait
 from distributed.metrics import context_meter
+from opentelemetry import trace
 
 #: The prefix of the tasks to which everything happens.
 PREFIX = "step"
@@ -23,6 +23,10 @@ CONFIG = {
     "distributed.worker.memory.terminate": False,
     "distributed.scheduler.work-stealing-interval": "50ms",
 }
+#: A caller's span that its sampler has left out.
+NOT_SAMPLED = trace.NonRecordingSpan(
+    trace.SpanContext(1, 1, is_remote=False, trace_flags=trace.TraceFlags(0))
+)
 _RESULT = 4_000_000  # bytes
 
 
@@ -56,6 +60,10 @@ def stolen(x: int) -> int:
     return x
 
 
+def unseen(x: int) -> int:
+    return x
+
+
 def given_up(folder: str) -> None:
     _first(folder, "given-up")
     time.sleep(0.5)
@@ -67,23 +75,30 @@ def nowhere() -> None:
 
 def run(client: Client, folder: Path) -> list[object]:
     """Do it all; what is returned has to be kept, so that its results stay in memory."""
-    with dask.annotate(retries=2):
-        loaded = client.map(load, range(12), key=[f"load-{x}" for x in range(12)])
-        wait(loaded)
-        steps = client.map(
-            step,
-            loaded,
-            [*loaded[6:], *loaded[:6]],
-            range(12),
-            folder=str(folder),
-            key=[f"{PREFIX}-{x}" for x in range(12)],
-            retries=2,
+    first, second = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    # Each step has one input here and one there, so that data moves.
+    loaded = [
+        client.submit(
+            load, x, key=f"load-{x}", workers=[first if x < 6 else second], allow_other_workers=True
         )
+        for x in range(12)
+    ]
+    wait(loaded)
+    steps = client.map(
+        step,
+        loaded,
+        [*loaded[6:], *loaded[:6]],
+        range(12),
+        folder=str(folder),
+        key=[f"{PREFIX}-{x}" for x in range(12)],
+        retries=2,
+    )
     wait(steps)
     leases = Semaphore(max_leases=1, name="narrow")
     wait(client.map(limited, range(6), leases=leases))
-    one = next(iter(client.scheduler_info(n_workers=-1)["workers"]))
-    wait(client.map(stolen, range(30), workers=[one], allow_other_workers=True))
+    wait(client.map(stolen, range(30), workers=[second], allow_other_workers=True))
+    with trace.use_span(NOT_SAMPLED):
+        wait(client.submit(unseen, 1))
     cancelled = client.submit(given_up, str(folder))
     _until((folder / "given-up").exists)
     cancelled.cancel()

@@ -11,7 +11,7 @@ from dask_otel import instruments as i
 from dask_otel import names
 from dask_otel.distributions import Distributions, Exemplar
 from dask_otel.export.bodies import Scope, Source
-from dask_otel.export.metric_bodies import Batch, Series, encode
+from dask_otel.export.metric_bodies import Batch, Series
 from dask_otel.instruments import HISTOGRAM, INSTRUMENTS, Instrument
 from dask_otel.series import Measured, measured
 
@@ -56,7 +56,7 @@ def send(collector: str, cluster: str) -> None:
         )
         points = [_made(one, now) for one in INSTRUMENTS if role in one.on]
         batch = Batch(Source(resource, Scope(names.SCOPE, "0", names.SCHEMA_URL)), now - 30, now, points)
-        body, _ = encode(batch, Series())
+        body, _ = Series().request(batch)
         request = urllib.request.Request(
             f"{collector}/v1/metrics", body, {"Content-Type": "application/x-protobuf"}
         )

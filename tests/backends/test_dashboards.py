@@ -49,14 +49,6 @@ HERE = (
 
 #: Metrics that nothing exports yet.
 LATER = {
-    i.OTHER_SECONDS.name,
-    i.SPANS_PROCESSED.name,
-    i.SPANS_QUEUED.name,
-    i.QUEUE_CAPACITY.name,
-    i.SPANS_EXPORTED.name,
-    i.POINTS_EXPORTED.name,
-    i.SPANS_BY_FATE.name,
-    i.PREFIXES_FOLDED.name,
     i.OVERHEAD_SECONDS.name,
 }
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import signal
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from distributed import Client, Semaphore
+from distributed import Client, Scheduler, Semaphore
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 import dask_otel
@@ -27,6 +31,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 #: Needs more than `prometheus_client` on the servers.
 OPTIONAL = {"gil_contention": "gilknocker", "_median_": "crick"}
+#: Not in every version of distributed that is supported.
+OLD = {"dask_worker_concurrent_fetch_requests"}
 SEMAPHORE, CLOSED = "database", "closed"
 
 #: By name of a sample and its labels.
@@ -50,18 +56,25 @@ class Server(NamedTuple):
         }
 
 
+#: By name of a metric and its attributes.
+Sent = dict[tuple[str, frozenset[tuple[str, str]]], float]
+#: Gives the last of what was sent by instance.
+Read = Callable[[], dict[str, Sent]]
+
+
 class Seen(NamedTuple):
-    """A server's endpoint before and after what it sent in between."""
+    """A server's endpoint before and after what it sent in between; ``first`` is how it was before the run."""
 
     server: Server
     before: Scraped
-    sent: dict[tuple[str, frozenset[tuple[str, str]]], float]
+    sent: Sent
     after: Scraped
+    first: Seen | None = None
 
 
-def sent(receiver: Receiver) -> dict[str, dict[tuple[str, frozenset[tuple[str, str]]], float]]:
+def sent(receiver: Receiver) -> dict[str, Sent]:
     """The last value of each series (histograms: the sum) by instance."""
-    found: dict[str, dict[tuple[str, frozenset[tuple[str, str]]], float]] = {}
+    found: dict[str, Sent] = {}
     for request in receiver.requests():
         if request.path != "/v1/metrics":
             continue
@@ -108,6 +121,10 @@ def held(folder: str) -> None:
     wait_for(Path(folder) / "never")
 
 
+def requests_to_steal(dask_scheduler: Scheduler) -> int:
+    return sum(dask_scheduler.extensions["stealing"].metrics["request_count_total"].values())
+
+
 def work(client: Client, other: Client, folder: Path) -> list[Any]:
     """Spill, steal, lease, fail, move data, lose a worker, forget; what is returned is to be held."""
     workers = client.scheduler_info(n_workers=-1)["workers"]
@@ -123,50 +140,57 @@ def work(client: Client, other: Client, folder: Path) -> list[Any]:
     assert client.submit(len, kept[0], key="len-1", workers=[here]).result() == 2_000_000
     assert client.submit(len, kept[1], key="len-2", workers=[there]).result() == 2_000_000
     assert client.submit(slow, 0, key="slow-0").result() == 0
-    crowd = client.map(
-        slow,
-        range(1, 20),
-        key=[f"slow-{n}" for n in range(1, 20)],
-        workers=[here],
-        allow_other_workers=True,
-    )
-    assert client.gather(crowd) == list(range(1, 20))
+    rounds = count(1)
+
+    def stolen() -> bool:
+        keys = [f"slow-{next(rounds)}" for _ in range(20)]
+        crowd = client.map(slow, range(20), key=keys, workers=[here], allow_other_workers=True)
+        assert client.gather(crowd) == list(range(20))
+        return client.run_on_scheduler(requests_to_steal) > 0  # type: ignore[no-any-return]
+
+    wait_until(stolen)
     for name in (SEMAPHORE, CLOSED):
         Semaphore(max_leases=2, name=name)
         tasks = client.map(leased, range(4), name=name, key=[f"leased-{name}-{n}" for n in range(4)])
         assert client.gather(tasks) == list(range(4))
     Semaphore(max_leases=2, name=CLOSED).close()
+    client.run(gc.collect)
+    client.run_on_scheduler(gc.collect)
     failed = other.submit(bad, 1, key="bad-1")
     assert failed.exception()
     return [kept, failed]
 
 
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Seen]]:
-    """Each server, when all has settled."""
-    folder, memory = tmp_path_factory.mktemp("servers"), "DASK_DISTRIBUTED__WORKER__MEMORY__"
+@contextmanager
+def servers_of(folder: Path, environment: pytest.MonkeyPatch) -> Iterator[tuple[Client, Client]]:
+    """A scheduler and three workers, two clients of theirs; metrics are exported when they are flushed."""
+    memory = "DASK_DISTRIBUTED__WORKER__MEMORY__"
+    environment.setenv(f"{memory}TARGET", "0.01")
+    for other in ("SPILL", "PAUSE", "TERMINATE"):
+        environment.setenv(f"{memory}{other}", "False")
+    environment.setenv("OTEL_METRIC_EXPORT_INTERVAL", "3600000")
     arguments = (*PRELOAD, "--dashboard-address", "127.0.0.1:0")
-    with (
-        pytest.MonkeyPatch.context() as environment,
-        receiving(environment) as receiver,
-        commands(folder) as cluster,
-    ):
-        environment.setenv(f"{memory}TARGET", "0.01")
-        for other in ("SPILL", "PAUSE", "TERMINATE"):
-            environment.setenv(f"{memory}{other}", "False")
+    with commands(folder) as cluster:
         cluster.scheduler(*arguments)
         for name in ("here", "there", "doomed"):
             cluster.worker("--name", name, "--memory-limit", "500MB", "--no-nanny", *arguments)
         with (
             cluster.client(3) as client,
-            Client(client.scheduler.address, set_as_default=False) as other,
+            Client(client.scheduler.address, set_as_default=False) as other_client,
         ):
-            results = work(client, other, folder)
-            yield look(client, receiver)
-            del results
+            yield client, other_client
 
 
-def look(client: Client, receiver: Receiver) -> list[Seen]:
+def watch(client: Client, other: Client, folder: Path, read: Read) -> list[Seen]:
+    """Each server after the run; ``read`` gives what was sent."""
+    first = {one.server: one for one in look(client, read)}
+    results = work(client, other, folder)
+    seen = [one._replace(first=first[one.server]) for one in look(client, read)]
+    del results
+    return seen
+
+
+def look(client: Client, read: Read) -> list[Seen]:
     """Each server while nothing changes but what does so by itself."""
     servers = find(client)
     found: list[Seen] = []
@@ -174,13 +198,24 @@ def look(client: Client, receiver: Receiver) -> list[Seen]:
     def settled() -> bool:
         before = [server.scrape() for server in servers]
         assert dask_otel.flush(client, DEADLINE)
-        points = sent(receiver)
+        points = read()
         after = [server.scrape() for server in servers]
         found[:] = [Seen(server, b, points[server.id], a) for server, b, a in zip(servers, before, after)]
         return all(still(one) for one in found)
 
     wait_until(settled)
     return found
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> list[Seen]:
+    folder = tmp_path_factory.mktemp("servers")
+    with (
+        pytest.MonkeyPatch.context() as environment,
+        receiving(environment) as receiver,
+        servers_of(folder, environment) as (client, other),
+    ):
+        return watch(client, other, folder, partial(sent, receiver))
 
 
 def find(client: Client) -> list[Server]:
@@ -211,7 +246,8 @@ def test_an_endpoint_shows_what_is_mapped_and_nothing_else(seen: list[Seen]) -> 
     for role in ("scheduler", "worker"):
         scraped = {name for one in seen if one.server.role == role for name, _ in one.before}
         dasks = {name for name in scraped if not name.startswith(tuple(FOREIGN))}
-        assert dasks == {shown.name for shown in SHOWN if shown.role == role and _installed(shown)}
+        mapped = {shown.name for shown in SHOWN if shown.role == role and _installed(shown)}
+        assert dasks | OLD == mapped | OLD
 
 
 def _installed(shown: Shown) -> bool:
@@ -220,13 +256,16 @@ def _installed(shown: Shown) -> bool:
 
 
 def test_what_is_sent_is_what_an_endpoint_shows(seen: list[Seen]) -> None:
+    compare_all(seen)
+
+
+def compare_all(seen: list[Seen]) -> None:
     compared: set[str] = set()
     for one in seen:
         for shown in SHOWN:
             if shown.role == one.server.role and _installed(shown):
                 compared |= compare(one, shown)
-    expected = {shown.name for shown in SHOWN if _installed(shown)}
-    assert {shown.name for shown in SHOWN if shown.name in expected - compared} == set()
+    assert compared | OLD == {shown.name for shown in SHOWN if _installed(shown)}
 
 
 def compare(one: Seen, shown: Shown) -> set[str]:
@@ -243,13 +282,11 @@ def compare(one: Seen, shown: Shown) -> set[str]:
         if key[0] == shown.name
         for of in (key[1],)
     }
-    if shown.comparison in (SUM, DISTRIBUTION):
-        if not any(ours.values()):  # to be compared as soon as it is sent
-            return {shown.name}
-        if shown.comparison == SUM:
-            (key,) = theirs.values()
-            assert one.before[key] <= sum(ours.values()) * 1.001 + 1e-3, shown.name
-        return {shown.name}
+    if shown.comparison == DISTRIBUTION:
+        return {shown.name} if theirs else set()
+    if shown.comparison == SUM:
+        (key,) = theirs.values()
+        return compare_increase(one, shown, key)
     for attributes, key in theirs.items():
         agree(one, shown, one.before[key], ours.pop(attributes, 0), one.after[key])
     if shown.labels == (("name", instruments.SEMAPHORE_NAME),):
@@ -258,6 +295,17 @@ def compare(one: Seen, shown: Shown) -> set[str]:
         assert gone == (4 if total else 0), shown.name
     assert not any(ours.values()), (shown.name, ours)
     return {shown.name} if theirs else set()
+
+
+def compare_increase(one: Seen, shown: Shown, key: tuple[str, frozenset[tuple[str, str]]]) -> set[str]:
+    """Compare what a sum has risen by during the run; each side has a little work of its own within."""
+    assert one.first is not None
+    ours = (shown.instrument.name, frozenset(shown.attributes))
+    if ours in one.sent:
+        risen = one.sent[ours] - one.first.sent.get(ours, 0)
+        assert one.before[key] - one.first.after[key] <= risen * 1.2 + 5e-3, shown.name
+        assert risen <= (one.after[key] - one.first.before[key]) * 1.2 + 5e-3, shown.name
+    return {shown.name}
 
 
 def agree(one: Seen, shown: Shown, before: float, ours: float, after: float) -> None:

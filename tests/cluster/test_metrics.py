@@ -210,7 +210,7 @@ def test_the_last_values_of_a_worker_that_closes_arrive(traced: Traced, receiver
     "said",
     [
         {"OTEL_METRICS_EXPORTER": "none"},
-        {"OTEL_METRICS_EXPORTER": "console"},
+        {"OTEL_METRICS_EXPORTER": "prometheus"},
         {"DASK_OTEL__METRICS__ENABLED": "false"},
     ],
 )

@@ -64,8 +64,8 @@ def test_a_total_is_shared_out_by_the_samples_that_came_while_it_grew() -> None:
 # -- the pace -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seconds", [1e-5, 1e-3, 0.019, 0.021, 1.0])
-def test_a_loop_is_looked_at_some_fifty_times_a_second_be_its_rounds_long_or_short(seconds: float) -> None:
+@pytest.mark.parametrize("seconds", [1e-5, 1e-3, 0.049, 0.051, 1.0])
+def test_a_loop_is_looked_at_some_twenty_times_a_second_be_its_rounds_long_or_short(seconds: float) -> None:
     pace, dice, now, rounds, looks = Pace(0.0), random.Random(7), 0.0, 0, 0
     weights = []
     while looks < 3000:
@@ -203,12 +203,14 @@ def test_sockets_that_can_be_read_are_reads_and_connections_are_connections() ->
 
         async def connection() -> None:
             server.spend(16)
+            # In a handler, for all that is known: a handler's time is not in `other`.
+            server._transitions({}, stimulus_id="x")
 
         coroutine = connection()
         coroutine.__qualname__ = "Server._handle_comm"
         await asyncio.ensure_future(coroutine)
         await rounds()
-        assert server.found() == {"read": 4, "write": 8, "connection": 16}
+        assert server.found() == {"read": 4, "write": 8, "connection": 116}
         server.seam.uninstall()
         left.close(), right.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import multiprocessing
 import threading
 import time
@@ -17,9 +18,9 @@ from opentelemetry.sdk.metrics.export import AggregationTemporality, InMemoryMet
 from opentelemetry.sdk.metrics.view import DropAggregation, ExplicitBucketHistogramAggregation, View
 from opentelemetry.sdk.resources import Resource
 
-from dask_otel import provided
+from dask_otel import process, provided
 from dask_otel.distributions import Distributions, Exemplar
-from dask_otel.feed import Feed, Totals
+from dask_otel.feed import Feed
 from dask_otel.instruments import (
     ACTIVE_COMPUTATIONS,
     COMPUTE_SECONDS,
@@ -45,10 +46,12 @@ class Server:
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
-        self.measured: list[Measured] = []
+        self.measured: list[Any] = []
+        self.broken = False
         self.snapshots: list[threading.Thread] = []
 
-    def collect(self) -> Sequence[Measured]:
+    def collect(self) -> Sequence[Any]:
+        assert not self.broken
         self.snapshots.append(threading.current_thread())
         return list(self.measured)
 
@@ -58,7 +61,7 @@ class Server:
 
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(DEADLINE)
 
-    def feed(self, into: Provided, who: Any = W0, before: Totals | None = None) -> Feed:
+    def feed(self, into: Provided, who: Any = W0, before: Any = None) -> Feed:
         feed: Feed = self.on_loop(lambda: Feed(self.collect, lambda last: who, before or {}))
         into.join(feed)
         return feed
@@ -166,8 +169,8 @@ def test_readers_get_every_kind_once_with_who_it_is_of(server: Server) -> None:
         (LEASE_WAIT.name, "s", "c", "0"): 0.25,
         (GRAPH_UPDATE_SECONDS.name, "order", "c", "0"): (1, 0.02, (0,) * 4 + (1,) + (0,) * 12),
     }
-    # One snapshot for each collection, on the event loop.
-    assert server.snapshots == [server.thread] * 2
+    # One snapshot at the beginning and for each collection, on the event loop.
+    assert server.snapshots == [server.thread] * 3
     assert feed.who == W0
 
 
@@ -260,45 +263,123 @@ def test_one_that_has_gone_gives_its_last_totals_to_all_readers_and_then_nothing
 
 
 def test_one_that_comes_again_goes_on_and_no_total_falls(server: Server) -> None:
+    """Whether its own counters have begun at zero again (inc) or went on (add)."""
     readers = InMemoryMetricReader(), InMemoryMetricReader(preferred_temporality=DELTA)
     _, into = application(*readers)
-    series = COMPUTE_SECONDS.name, "inc", "c", "0"
+
+    def given() -> list[tuple[float | None, float | None]]:
+        found = [collected(reader) for reader in readers]
+        return [
+            (
+                one.get((COMPUTE_SECONDS.name, "inc", "c", "0")),
+                one.get((COMPUTE_SECONDS.name, "add", "c", "0")),
+            )
+            for one in found
+        ]
+
     feed = server.feed(into)
-    server.measured = [seconds(inc=5.0)]
-    assert [collected(reader)[series] for reader in readers] == [5.0, 5.0]
-    server.measured = [seconds(inc=6.0)]
+    server.measured = [seconds(inc=5.0, add=2.0)]
+    assert given() == [(5.0, 2.0), (5.0, 2.0)]
+    server.measured = [seconds(inc=6.0, add=2.0)]
     server.leave(into, feed)
-    server.measured = [seconds(add=1.0)]
+    server.measured = [seconds(add=3.0)]
     feed = server.feed(into)
-    assert [collected(reader)[series] for reader in readers] == [6.0, 1.0]
-    server.measured = [seconds(inc=0.5, add=1.0)]
-    assert [collected(reader)[series] for reader in readers] == [6.5, 0.5]
+    assert given() == [(6.0, 2.0), (1.0, 0.0)]
+    server.measured = [seconds(inc=0.5, add=4.0)]
+    assert given() == [(6.5, 3.0), (0.5, 1.0)]
     server.leave(into, feed)
-    server.measured = [seconds(inc=0.25)]
+    server.measured = [seconds(inc=0.0, add=4.0)]
     feed = server.feed(into)
-    assert [collected(reader)[series] for reader in readers] == [6.75, 0.25]
+    server.measured = [seconds(inc=0.25, add=4.0)]
+    assert given() == [(6.75, 3.0), (0.25, 0.0)]
+    del feed
+
+
+def test_values_of_histograms_are_recorded_once_where_a_server_comes_again(server: Server) -> None:
+    reader = InMemoryMetricReader()
+    _, into = application(reader)
+    durations = Distributions(GRAPH_UPDATE_SECONDS)
+
+    def record(value: float) -> None:
+        durations.record(("order",), value)
+        server.measured = [measured(GRAPH_UPDATE_SECONDS, durations.snapshots())]
+
+    feed = server.feed(into)
+    record(0.02)
+    assert [one[:2] for one in collected(reader).values()] == [(1, 0.02)]
+    server.leave(into, feed)
+    record(0.5)
+    feed = server.feed(into)
+    record(0.03)
+    assert [one[:2] for one in collected(reader).values()] == [(2, 0.05)]
     del feed
 
 
 def test_what_has_gone_another_way_is_not_given(server: Server) -> None:
     readers = InMemoryMetricReader(), InMemoryMetricReader(preferred_temporality=DELTA)
     _, into = application(*readers)
-    durations = Distributions(GRAPH_UPDATE_SECONDS)
-    durations.record(("order",), 0.02)
-    before: Totals = {
-        (COMPUTE_SECONDS.name, (("dask.task.prefix", "inc"),)): 5.0,
-        (GRAPH_UPDATE_SECONDS.name, (("dask.graph.phase", "order"),)): durations.snapshots()["order",],
-    }
-    durations.record(("order",), 0.03)
-    server.measured = [seconds(inc=7.0, add=1.0), measured(GRAPH_UPDATE_SECONDS, durations.snapshots())]
+    before = {(COMPUTE_SECONDS.name, (("dask.task.prefix", "inc"),)): 5.0}
+    server.measured = [seconds(inc=7.0, add=1.0)]
     feed = server.feed(into, before=before)
     expected = {
         (COMPUTE_SECONDS.name, "inc", "c", "0"): 2.0,
         (COMPUTE_SECONDS.name, "add", "c", "0"): 1.0,
-        (GRAPH_UPDATE_SECONDS.name, "order", "c", "0"): (1, 0.03, (0,) * 5 + (1,) + (0,) * 11),
     }
     assert [collected(reader) for reader in readers] == [expected, expected]
     del feed
+
+
+def test_what_is_excluded_is_not_given_and_what_exceeds_a_server_s_series_is_added_up(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = InMemoryMetricReader()
+    _, into = application(reader)
+    many = {f"p{n}": 1.0 for n in range(4_000)}
+    server.measured = [seconds(**many), measured(SECEDED_SECONDS, {("inc",): 2.0})]
+    feed = server.on_loop(lambda: Feed(server.collect, lambda last: W1, {}, [SECEDED_SECONDS.name]))
+    into.join(feed)
+    for _ in range(2):
+        found = collected(reader)
+        assert {name for name, *_ in found} == {COMPUTE_SECONDS.name}
+        assert sum(found.values()) == 4_000
+        assert len(found) < 3_000
+        assert found[COMPUTE_SECONDS.name, "True", "1"] == 4_000 - len(found) + 1
+    assert [message for message in caplog.messages if "series" in message] == [
+        "dask-otel: a server has more than 3000 series of metrics, dask.worker.compute.time among them: what exceeds "
+        "them is added up under the attribute otel.metric.overflow. Set otel.metrics.exclude to metrics that you do not need."
+    ]
+
+
+def test_what_takes_longer_is_made_in_the_reader_s_thread_and_costs_only_its_server(
+    make_server: Callable[[], Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = InMemoryMetricReader()
+    _, into = application(reader)
+    server, other = make_server(), make_server()
+    made: list[threading.Thread] = []
+
+    def later(value: float) -> Callable[[], list[Measured]]:
+        def make() -> list[Measured]:
+            made.append(threading.current_thread())
+            return [seconds(inc=1 / value)]
+
+        return make
+
+    server.measured, other.measured = [later(0.5)], [seconds(inc=3.0)]
+    feeds = server.feed(into), other.feed(into, W1)
+    expected = {(COMPUTE_SECONDS.name, "inc", "c", "0"): 2.0, (COMPUTE_SECONDS.name, "inc", "1"): 3.0}
+    assert collected(reader) == expected
+    assert set(made) == {threading.current_thread()}
+    server.measured = [later(0)]
+    assert collected(reader) == expected
+    assert caplog.messages == [
+        "dask-otel: the application's meter provider: reading raised ZeroDivisionError: division by zero; "
+        "0 values lost so far."
+    ]
+    server.measured = [later(0.25)]
+    server.leave(into, feeds[0])
+    assert (len(made), made[-1]) == (4, server.thread), "a server is let go of with all that is its own"
+    assert collected(reader) == {**expected, (COMPUTE_SECONDS.name, "inc", "c", "0"): 4.0}
 
 
 def test_nothing_keeps_a_server_alive(server: Server) -> None:
@@ -373,7 +454,10 @@ class Broken(MetricReader):
     def shutdown(self, timeout_millis: float = 0, **kwargs: Any) -> None: ...
 
 
-def test_views_that_drop_or_rename_and_a_reader_that_breaks_cost_nothing_else(server: Server) -> None:
+def test_views_that_drop_or_rename_and_a_reader_that_breaks_cost_nothing_else(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "dask_otel")
     reader = InMemoryMetricReader()
     views = [
         View(instrument_name=COMPUTE_SECONDS.name, aggregation=DropAggregation()),
@@ -393,6 +477,10 @@ def test_views_that_drop_or_rename_and_a_reader_that_breaks_cost_nothing_else(se
     with pytest.raises(Exception, match="broken"):
         into.flush(provider, DEADLINE)
     assert collected(reader) == {("seceded", "inc"): 2.0, (ACTIVE_COMPUTATIONS.name, "c", "0"): 2}
+    assert caplog.messages == [
+        f"dask-otel: views of the application's meter provider drop {COMPUTE_SECONDS.name}, {TASK_DURATION.name}."
+    ]
+    assert TASK_DURATION.name not in into._record, "what is dropped costs nothing"
     del feed
 
 
@@ -404,8 +492,8 @@ def test_a_server_that_cannot_be_read_costs_no_other_metric(
     bad, good = make_server(), make_server()
     bad.loop.call_soon_threadsafe(bad.loop.set_exception_handler, lambda loop, context: None)
     good.measured = [seconds(inc=1.0)]
-    bad.collect = lambda: 1 / 0  # type: ignore[assignment, return-value]
     feeds = bad.feed(into), good.feed(into, W1)
+    bad.broken = True
     provider.get_meter("shop").create_counter("orders").add(3)
     data = reader.get_metrics_data()
     assert data is not None
@@ -444,11 +532,24 @@ def test_a_forked_child_gives_nothing(server: Server) -> None:
     del feed
 
 
+def test_a_provider_that_cannot_be_loaded_is_asked_for_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_PYTHON_METER_PROVIDER", "absent")
+    monkeypatch.setattr(process, "_unloadable", False)
+    assert [process.application_meter_provider() for _ in range(3)] == [None] * 3
+    assert caplog.messages == ["Failed to load configured provider meter_provider"]
+
+
 def test_a_provider_is_found_again_and_let_go_of() -> None:
     provider = MeterProvider([InMemoryMetricReader()], shutdown_on_exit=False)
-    assert provided.found(provider) is None
+    assert provider not in dict(provided.fed())
     into = provided.of(provider, SCOPE)
     assert into._ready.wait(DEADLINE)
-    assert provided.found(provider) is provided.of(provider, SCOPE) is into
+    assert dict(provided.fed())[provider] is provided.of(provider, SCOPE) is into
     assert provided.is_read(provider)
     assert not provided.is_read(MeterProvider(shutdown_on_exit=False))
+    seen = weakref.ref(into)
+    del provider, into
+    gc.collect()
+    assert seen() is None

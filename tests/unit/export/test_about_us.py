@@ -31,6 +31,7 @@ from dask_otel.settings import Metrics, Otlp, Queue, Settings
 
 from .receivers import Answer, free_port, http_receiver, partial, wait_until
 from .spans import numbered
+from .test_queue import Broken
 
 RESOURCE, SCOPE = (("service.name", "demo"),), Scope("dask_otel", "1.0")
 COUNTED = Instrument("dask.counted", instruments.COUNTER, "1", ("worker",), ("of",), "Counted.")
@@ -145,6 +146,15 @@ def test_spans_that_cannot_be_encoded_are_invalid(pipeline: Callable[..., Pipeli
         emitter.emit(second._replace(trace_id=b""))
         assert one.flush(10)
         assert told(one) == expected(100, 0, {"": 2}, {"": 1, "invalid": 1})
+
+
+def test_spans_that_cannot_be_made_are_invalid(pipeline: Callable[..., Pipeline]) -> None:
+    with http_receiver() as receiver:
+        one = pipeline(receiver.url)
+        emit(one, 2)
+        one.emitter(RESOURCE, SCOPE).emit(Broken())
+        assert one.flush(10)
+        assert told(one) == expected(100, 0, {"": 5}, {"": 2, "invalid": 3})
 
 
 def test_a_pipeline_that_sends_nowhere_tells_nothing(made: list[Any]) -> None:
