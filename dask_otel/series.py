@@ -99,14 +99,16 @@ class _Stream:
 class Folding:
     """Keeps the prefixes of a server few; all its instruments share one.
 
-    Three quarters of the rooms go to whoever comes, where more come than there are rooms to the busiest of those that have worked at all; where more than
-    twice as many come as rooms there are in all, each choice gives out half of what is left, so that whoever comes first does not take everything. The last
-    quarter is for those that come late: the first room for whoever has more work than half of the prefixes that are shown, each further one for
-    twice as much.
+    Three quarters of the rooms go to whoever comes. Where more come than there are rooms, they go to the busiest of
+    those that have worked at all; where more than twice as many come as ``limit``, each choice gives out half of what
+    is left, so that whoever comes first does not take everything. The last quarter is for those that come late: the
+    first room for whoever has more work than half of the prefixes that are shown, each further one for twice as much.
 
-    What is guaranteed: no more than ``limit`` are shown, and what has been given out is kept; whoever is shown was, at that choice, busier than whoever was not;
-    a prefix that comes late, with more work than half of those shown, finds a room, and those that follow if each does twice as much, a quarter of the rooms
-    long. A prefix that is given out after it was folded leaves its past in `OTHER`, and its own totals start at 0: no total falls.
+    What is guaranteed: no more than ``limit`` are shown, and what has been given out is kept; of the prefixes that were
+    new at a choice none that was left out had worked more than one that was given a room; a prefix that comes late finds
+    a room if it has more work than half of those shown, and as many after it as there are rooms in a quarter if each
+    does twice as much. A prefix that is given out after it was folded leaves its past in `OTHER`, and its own totals
+    start at 0: no total falls.
 
     Parameters
     ----------
