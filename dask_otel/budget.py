@@ -26,8 +26,8 @@ from dask_otel.series import Measured
 MAX_SERIES = 3_000
 #: Stands for the values of an instrument's attributes of what has no series of its own.
 OVERFLOWING = ("\0",)
-#: Characters of an attribute's value.
-MAX_LENGTH = 256
+#: Characters of an attribute's value: so many series of the longest fit into a request of 4 MiB.
+MAX_LENGTH = 128
 
 
 class Budget:

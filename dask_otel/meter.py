@@ -169,10 +169,11 @@ class Meter:
 
     # -- our own way ----------------------------------------------------------------------------------------------
     def _submit(self, last: bool) -> None:
-        self._hand_in([one if isinstance(one, Measured) else Once(one) for one in self._found()], last)
+        now = time.time()
+        self._hand_in(now, [one if isinstance(one, Measured) else Once(one) for one in self._found()], last)
 
-    def _hand_in(self, found: Sequence[Measured | Later], last: bool) -> None:
-        batch = Batch(self._outlet.source, self._began, time.time(), found, last)
+    def _hand_in(self, now: float, found: Sequence[Measured | Later], last: bool) -> None:
+        batch = Batch(self._outlet.source, self._began, now, found, last)
         for exporter in metric_exporters_for(self._outlet.settings):
             exporter.submit(batch)
 
@@ -208,8 +209,8 @@ class Meter:
             self._next.cancel()
             self._next = None
         self._before = {}
-        found = list(made(self._found()))
-        self._hand_in(found, last=True)
+        now, found = time.time(), list(made(self._found()))
+        self._hand_in(now, found, last=True)
         # The provider's histograms are filled value by value, whatever ours were: they begin anew.
         self.histograms.begin(_SINGLE_VALUES)
         self._before = dict(totals(found))

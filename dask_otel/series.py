@@ -99,19 +99,23 @@ class _Stream:
 class Folding:
     """Keeps the prefixes of a server few; all its instruments share one.
 
-    Three quarters of the rooms go to whoever comes, where more come than there are rooms to the busiest of those that have worked at all; where more than
-    twice as many come as rooms there are in all, each choice gives out half of what is left, so that whoever comes first does not take everything. The last
-    quarter is for those that come late: the first room for whoever has more work than half of the prefixes that are shown, each further one for
-    twice as much.
+    Three quarters of the rooms go to whoever comes. Where more come than there are rooms, they go to the busiest of
+    those that have worked at all; where more than twice as many come as ``limit``, each choice gives out half of what
+    is left, so that whoever comes first does not take everything. The last quarter is for those that come late: the
+    first room for whoever has more work than half of the prefixes that are shown, each further one for twice as much.
 
-    What is guaranteed: no more than ``limit`` are shown, and what has been given out is kept; whoever is shown was, at that choice, busier than whoever was not;
-    a prefix that comes late, with more work than half of those shown, finds a room, and those that follow if each does twice as much, a quarter of the rooms
-    long. A prefix that is given out after it was folded leaves its past in `OTHER`, and its own totals start at 0: no total falls.
+    What is guaranteed: no more than ``limit`` are shown, and what has been given out is kept; of the prefixes that were
+    new at a choice none that was left out had worked more than one that was given a room; a prefix that comes late finds
+    a room if it has more work than half of those shown, and as many after it as there are rooms in a quarter if each
+    does twice as much. A prefix that is given out after it was folded leaves its past in `OTHER`, and its own totals
+    start at 0: no total falls.
 
     Parameters
     ----------
     limit:
         How many are given out.
+    late:
+        How many of them are for those that come late; a quarter where nothing is said.
 
     Examples
     --------
@@ -123,8 +127,9 @@ class Folding:
     1
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, late: int | None = None) -> None:
         self._limit = limit
+        self._kept = limit // 4 if late is None else late
         self.begin()
 
     def begin(self) -> None:
@@ -157,7 +162,7 @@ class Folding:
         self.folded = max(self.folded, len(new))
 
     def _give(self, new: list[str], room: int, busy: Mapping[str, float]) -> set[str]:
-        free = max(0, room - self._limit // 4)
+        free = max(0, room - self._kept)
         if len(new) > free:
             now = free if len(new) <= 2 * self._limit else (free + 1) // 2
             worked = [prefix for prefix in new if busy[prefix] > 0]
@@ -169,7 +174,7 @@ class Folding:
 
     def _worth(self, waiting: list[str], room: int, busy: Mapping[str, float]) -> list[str]:
         """Those that have done the work that the last rooms ask for."""
-        price = median([busy.get(prefix, 0.0) for prefix in self._shown]) * 2.0 ** (self._limit // 4 - room)
+        price = median([busy.get(prefix, 0.0) for prefix in self._shown]) * 2.0 ** (self._kept - room)
         busier = [prefix for prefix in waiting if busy[prefix] > price]
         given: list[str] = []
         for prefix in nlargest(room, busier, key=busy.__getitem__):

@@ -50,7 +50,7 @@ class SchedulerStateSeam(ServerState):
         #: The prefixes at the last look, and how often their tasks had come into a state.
         self._known: list[TaskPrefix] = []
         self._seen: list[int] = []
-        self._semaphores = Folding(MAX_SEMAPHORES)
+        self._semaphores = Folding(MAX_SEMAPHORES, late=0)
         self._acquired, self._released = Rising(), Rising()
 
     def install(self) -> None:

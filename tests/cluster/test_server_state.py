@@ -158,8 +158,8 @@ async def test_many_prefixes_are_few_series_with_exact_totals() -> None:
         await one.client.gather([one.client.submit(abs, 1, key=f"p{'x' * n}-1") for n in range(20)])
         found = one.scheduler_has(instruments.TASK_TRANSITIONS)
         memory = {of: n for (of, state), n in found.items() if state == "memory"}
-        assert len(memory) == 3
-        assert (sum(memory.values()), memory[OTHER]) == (20, 18)
+        # Where so many come at once, half of what is left is given out at a time.
+        assert (len(memory), sum(memory.values()), memory[OTHER]) == (2, 20, 19)
 
 
 @pytest.mark.filterwarnings("ignore:Closing semaphore")

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
+from dask_otel.budget import MAX_SERIES
 from dask_otel.distributions import EXPONENTIAL, Distributions, Exemplar, Histogram
-from dask_otel.export.bodies import Source
+from dask_otel.export.bodies import MAX_BODY, Source
 from dask_otel.export.metric_bodies import Batch, Series
 from dask_otel.histograms import Value
 from dask_otel.instruments import COUNTER, GAUGE, HISTOGRAM, OVERFLOW, UP_DOWN_COUNTER, Instrument
@@ -178,6 +179,15 @@ def test_differences_hold_what_was_not_taken_and_leave_out_what_has_not_changed(
     assert sums(metric) == [("inc", 150, 160, 0.5), ("add", 150, 160, 0.25)]
 
 
+def test_the_last_difference_of_a_server_is_told_and_its_values_are_ended() -> None:
+    series = Series("delta")
+    running = measured(RUNNING, {("inc",): 1})
+    metrics(series, batch(110.0, seconds(inc=1.0), running))
+    told = metrics(series, batch(120.0, seconds(inc=1.25), running, last=True))
+    assert sums(told["work.time"]) == [("inc", 110, 120, 0.25)]
+    assert [point.flags for point in told["running.time"].sum.data_points] == [1]
+
+
 @pytest.mark.parametrize("form", ["explicit_bucket_histogram", EXPONENTIAL])
 def test_a_difference_of_histograms_has_its_least_and_greatest_only_if_it_is_the_first(form: str) -> None:
     found, series = Distributions(SIZES, Metrics(histograms=form)), Series("delta")
@@ -313,3 +323,10 @@ def test_a_histogram_of_nothing_has_no_ends() -> None:
     (metric,) = metrics(Series(), batch(100.0, measured(SIZES, {("a",): empty}))).values()
     (point,) = metric.histogram.data_points
     assert (point.HasField("min"), point.HasField("max"), point.count) == (False, False, 0)
+
+
+def test_as_many_series_of_the_longest_names_as_there_may_be_fit_into_a_request() -> None:
+    names = Instrument("amount", COUNTER, "1", ROLE, ("context", "prefix", "activity", "unit"), "Amount.")
+    found = measured(names, {("execute", f"{n:0200}", f"{n:0200}", f"{n:0200}"): 1.5 for n in [1]})
+    body, _ = Series().request(batch(110.0, found))
+    assert len(body) * MAX_SERIES < MAX_BODY
