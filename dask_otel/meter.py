@@ -169,10 +169,11 @@ class Meter:
 
     # -- our own way ----------------------------------------------------------------------------------------------
     def _submit(self, last: bool) -> None:
+        # Before anything is read: what runs is counted first, and its rate is as exact as the two are close.
         now = time.time()
-        self._hand_in(now, [one if isinstance(one, Measured) else Once(one) for one in self._found()], last)
+        self._hand_in([one if isinstance(one, Measured) else Once(one) for one in self._found()], now, last)
 
-    def _hand_in(self, now: float, found: Sequence[Measured | Later], last: bool) -> None:
+    def _hand_in(self, found: Sequence[Measured | Later], now: float, last: bool) -> None:
         batch = Batch(self._outlet.source, self._began, now, found, last)
         for exporter in metric_exporters_for(self._outlet.settings):
             exporter.submit(batch)
@@ -210,7 +211,7 @@ class Meter:
             self._next = None
         self._before = {}
         now, found = time.time(), list(made(self._found()))
-        self._hand_in(now, found, last=True)
+        self._hand_in(found, now, last=True)
         # The provider's histograms are filled value by value, whatever ours were: they begin anew.
         self.histograms.begin(_SINGLE_VALUES)
         self._before = dict(totals(found))

@@ -63,6 +63,12 @@ class Kept(MetricReader):
         return dict(sums)
 
 
+def of_ours(data: MetricsData) -> list[Any]:
+    """Without the SDK's metrics about itself."""
+    scopes = data.resource_metrics[0].scope_metrics
+    return [metric for scope in scopes if scope.scope.name == names.SCOPE for metric in scope.metrics]
+
+
 def metered(x: int, rows: int = 3) -> int:
     with context_meter.meter("mine"):
         context_meter.digest_metric("mine", rows, "rows")
@@ -141,7 +147,7 @@ def test_the_application_s_provider_has_all_that_goes_our_own_way(
     work()
     own = {
         (metric.name, metric.unit, kinds[str(metric.WhichOneof("data"))], metric.sum.is_monotonic)
-        for metric in received(receiver)
+        for _, metric in received(receiver)
     }
     reader = Kept()
     use(monkeypatch, reader)
@@ -149,10 +155,11 @@ def test_the_application_s_provider_has_all_that_goes_our_own_way(
     theirs = {
         (metric.name, metric.unit, type(metric.data).__name__, getattr(metric.data, "is_monotonic", False))
         for data in reader.data
-        for metric in data.resource_metrics[0].scope_metrics[0].metrics
+        for metric in of_ours(data)
     }
-    # Whether garbage is collected meanwhile is nobody's choice.
-    assert {name for name, *_ in own ^ theirs} <= {instruments.GC_PAUSE.name}
+    # Whether in so short a time garbage is collected or the loop's lag is looked at is nobody's choice.
+    chance = {instruments.GC_PAUSE.name, instruments.LOOP_LAG.name}
+    assert {name for name, *_ in own ^ theirs} <= chance
     assert len(own) > 40
 
 
@@ -174,7 +181,7 @@ def test_the_last_values_of_servers_that_close_are_collected_and_nothing_after_t
     assert [
         metric.name
         for data in after
-        for metric in data.resource_metrics[0].scope_metrics[0].metrics
+        for metric in of_ours(data)
         if not hasattr(metric.data.data_points[0], "bucket_counts")
     ] == []
 
@@ -313,21 +320,24 @@ def test_the_last_values_of_workers_go_through_the_distro_s_provider(
         )
         assert application.wait() == ""
     found: dict[str, float] = {}
-    for metric in received(receiver):
+    for resource, metric in received(receiver):
         for point in metric.sum.data_points if metric.name == instruments.ACTIVITY_AMOUNT_OF.name else ():
-            found[dict(decoded(point.attributes))[names.WORKER_NAME]] = point.as_int or point.as_double
+            # Under older versions the nanny's worker has no provider of the distro's: its resource says who it is.
+            told = {**resource, **dict(decoded(point.attributes))}
+            found[told[names.WORKER_NAME]] = point.as_int or point.as_double
     assert (sum(found.values()), set(found) <= {"0", "1"}) == (30, True)
     resources_ = {resource["service.name"] for path, resource in resources(receiver) if path == "/v1/metrics"}
     assert resources_ == {"shop"}
 
 
-def received(receiver: Receiver) -> Iterator[Any]:
-    """Metrics that came, whoever made them."""
+def received(receiver: Receiver) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Metrics that came, whoever made them, with the resource of each."""
     for request in receiver.requests():
         if request.path == "/v1/metrics":
-            for resource in ExportMetricsServiceRequest.FromString(request.body).resource_metrics:
-                for scope in resource.scope_metrics:
-                    yield from scope.metrics
+            for group in ExportMetricsServiceRequest.FromString(request.body).resource_metrics:
+                resource = dict(decoded(group.resource.attributes))
+                for scope in group.scope_metrics:
+                    yield from ((resource, metric) for metric in scope.metrics)
 
 
 # -- who ------------------------------------------------------------------------------------------------------------
