@@ -91,9 +91,12 @@ class WorkerMetrics:
         compute = self._seam.compute_time()
         self._folding.choose(self._busy | compute)
         yield partial(self._activities, self._seam.activity_later())
-        yield self._by_prefix(instruments.COMPUTE_SECONDS, compute)
-        yield self._by_prefix(instruments.EXECUTING_SECONDS, self._seam.executing_time())
-        yield self._by_prefix(instruments.SECEDED_SECONDS, self._seam.seceded_time())
+        tasks = {
+            instruments.COMPUTE_SECONDS: compute,
+            instruments.EXECUTING_SECONDS: self._seam.executing_time(),
+            instruments.SECEDED_SECONDS: self._seam.seceded_time(),
+        }
+        yield partial(self._by_prefix, tasks)
         yield measured(instruments.THREAD_SECONDS, keyed(self._seam.thread_time()))
         yield from self._health.measured()
         yield from self._state.measured()
@@ -114,8 +117,9 @@ class WorkerMetrics:
         duration = instruments.TASK_DURATION
         yield measured(duration, self._folding.fold(self._tasks.snapshots(), 0, duration))
 
-    def _by_prefix(self, instrument: Instrument, values: dict[str, float]) -> Measured:
-        return measured(instrument, self._folding.fold(keyed(values), 0, instrument))
+    def _by_prefix(self, found: Mapping[Instrument, Mapping[str, float]]) -> Iterator[Measured]:
+        for instrument, values in found.items():
+            yield measured(instrument, self._folding.fold(keyed(values), 0, instrument))
 
 
 def _by_unit(activity: Mapping[Activity, float]) -> dict[Instrument, dict[tuple[str, ...], float]]:
