@@ -200,7 +200,7 @@ async def _reporting(dask_scheduler: Scheduler) -> list[str] | None:
 async def _flush_worker(dask_worker: Worker, timeout: float) -> bool:
     telemetry = workers.telemetry(dask_worker)
     if telemetry is not None:
-        telemetry.flush_sums()
+        telemetry.sums.flush()
         telemetry.metrics.meter.export()
     return await process.flush_aside(timeout)
 

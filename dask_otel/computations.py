@@ -14,6 +14,7 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 from typing import NamedTuple
 
 from dask_otel import names, rollup, summary
+from dask_otel.attempt_totals import AttemptTotals
 from dask_otel.carried import Carried, Decision
 from dask_otel.chains import Chains, Past
 from dask_otel.endings import Endings
@@ -69,6 +70,8 @@ class Computations:
         `parents.GROUP`, `TASK` or `ACTIVITY`; `OFF` passes contexts on and tells nothing.
     max_age:
         Seconds after which a computation is joined no more.
+    paused:
+        Gives the seconds that the process has stood still for garbage collections up to now.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Computations:
         sample: Callable[[bytes, int], Decision],
         detail: int,
         max_age: float,
+        paused: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._emit = emit
         self._new_trace_id = new_trace_id
@@ -87,6 +91,7 @@ class Computations:
         self._sample = sample
         self.detail = detail
         self.max_age = max_age
+        self._paused = paused
         self._joinable: dict[tuple[str, Carried | None], Computation] = {}
         self._current: tuple[str, Computation] | None = None
         self._graphs: dict[str, Graph] = {}
@@ -95,7 +100,9 @@ class Computations:
         self._blocked: set[Hashable] = set()
         self._flights: dict[Hashable, Flight] = {}
         self._chains = Chains(MAX_HISTORY)
-        self._endings = Endings(emit, self._part)
+        #: Attempts of all computations, for metrics.
+        self.totals = AttemptTotals()
+        self._endings = Endings(emit, self._part, self.totals)
         self._rerun_stimulus = ""
         self._reruns: dict[bytes, Computation] = {}
         self._history = History(MAX_HISTORY)
@@ -103,6 +110,13 @@ class Computations:
         self.unsettled = self._endings.unsettled
         #: Addresses of the workers that tell of their attempts.
         self.tellers: Container[str] = ()
+        #: Attempts of traces that are not sampled.
+        self.sampled_out = 0
+
+    @property
+    def rolled_up(self) -> int:
+        """Attempts of traced computations that are told by their groups only; those of groups that are told."""
+        return self._endings.rolled_up
 
     # -- graphs -----------------------------------------------------------------------------------------------
     def receive(
@@ -136,6 +150,7 @@ class Computations:
         computation.graphs -= 1
         graph.end = now
         computation.end = max(computation.end, now)
+        computation.paused_until = self._paused()
         self._endings.touch(computation)
         if computation.detail > OFF:
             for span in summary.graph_spans(graph, self._new_span_id):
@@ -179,7 +194,9 @@ class Computations:
             links=links,
             attributes=attributes,
             pair=(client, carried),
+            counted=self.totals.on,
         )
+        computation.paused_before = computation.paused_until = self._paused()
         self.unsettled[computation.span_id] = computation
         return computation
 
@@ -302,6 +319,7 @@ class Computations:
         elif finish == "erred":
             computation.erred += 1
         if not group.pending:
+            computation.paused_until = self._paused()
             self._endings.idle(group, now())
         return group, self._flights.pop(key, None)
 
@@ -324,10 +342,14 @@ class Computations:
     def ended(self, key: Hashable, group: Group, flight: Flight, finish: str, ran: bool) -> None:
         """The dispatch ``flight`` is over at a worker that is alive; ``ran`` says that it surely came to an attempt."""
         told = flight.address in self.tellers
+        if group.computation.detail == OFF and self.detail > OFF and (ran or finish != "released"):
+            self.sampled_out += 1
         if told:
             group.expected += 1
         elif ran:
-            group.own[names.SUCCESS if finish == "memory" else names.FAILED] += 1
+            outcome = names.SUCCESS if finish == "memory" else names.FAILED
+            group.own[outcome] += 1
+            self.totals.untold(group.prefix, outcome, group.tags)
         if finish == "released":
             if ran:
                 self._attempted(key, group, flight, told)
@@ -338,8 +360,9 @@ class Computations:
             self._chains.forget(key)
 
     def _attempted(self, key: Hashable, group: Group, flight: Flight, told: bool = True) -> None:
+        shown = told and group.computation.detail > OFF
         self._chains.attempted(
-            key, attempt_span_id(group.computation.span_id, flight.run_id) if told else b""
+            key, attempt_span_id(group.computation.span_id, flight.run_id) if shown else b""
         )
 
     def _give_up(self, key: Hashable, group: Group) -> None:
@@ -364,8 +387,8 @@ class Computations:
             link, client = computation.link, computation.client
             group.runs = self._history.begin(Runs(group.name, run_id, client, computation.span_id, link))
         group.runs.last = run_id
-        if computation.detail == OFF:
-            return computation.packed
+        if not computation.travels:
+            return None
         past = self._chains.past(key)
         if past is None:
             return group.packed(peers)
@@ -395,7 +418,9 @@ class Computations:
         past = self._chains.past(key) or Past()
         # What nobody else can tell is answered here.
         group.expected += 1
-        group.sums.add(names.LOST, max(0.0, now - start), ())
+        seconds = max(0.0, now - start)
+        group.sums.add(names.LOST, seconds, ())
+        self.totals.lost(group.prefix, seconds, group.tags)
         self._attempted(key, group, flight)
         if group.computation.detail > OFF:
             group.sums.emitted += 1
@@ -411,9 +436,9 @@ class Computations:
         if failed and key in self._chains:
             self._chains.end(key, flight.run_id, group.computation.parent.trace_id)
 
-    def add(self, span_id: bytes, wire: list[object]) -> bool:
+    def add(self, span_id: bytes, wire: list[object], prefix: str = "") -> bool:
         """Sums of a group have come from a worker; ``False`` if it was told already."""
-        return self._endings.add(span_id, wire)
+        return self._endings.add(span_id, wire, prefix)
 
     # -- ends -------------------------------------------------------------------------------------------------
     @property
@@ -445,6 +470,9 @@ class Computations:
 
     def stop(self, now: float, state: str) -> None:
         """Tell everything that is open: the scheduler restarts or closes."""
+        for computation in self.unsettled.values():
+            if not computation.settled:
+                computation.paused_until = self._paused()
         self._active.clear()
         self._limbo.clear()
         self._flights.clear()

@@ -11,6 +11,7 @@ Rules
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import math
 import os
 import re
@@ -26,6 +27,7 @@ import yaml
 from dask.utils import parse_timedelta
 
 from dask_otel.environment import parse
+from dask_otel.instruments import INSTRUMENTS
 from dask_otel.settings import Settings
 from dask_otel.variables import quoted
 
@@ -58,6 +60,8 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         settings = parse(os.environ if environ is None else environ, _installed)
         complaints = list(settings.complaints)
         values = _values(dask.config.get("otel", {}), complaints)
+        if excluded := values.get("metrics", {}).get("exclude"):
+            values["metrics"]["exclude"] = _excluded(excluded, complaints)
         own = values.pop("", {})
         records = {name: replace(getattr(settings, name), **fields) for name, fields in values.items()}
         return replace(settings, complaints=tuple(complaints), **own, **records)
@@ -125,6 +129,26 @@ def _nearest(key: str) -> str:
     return f"did you mean {near[0]}?" if near else f"it has {', '.join(_KEYS)}."
 
 
+def _excluded(patterns: Iterable[str], complaints: list[str]) -> tuple[str, ...]:
+    """The metrics that are named, or that a pattern like ``dask.worker.*`` is of."""
+    names = [instrument.name for instrument in INSTRUMENTS]
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        meant = fnmatch.filter(names, pattern.lower())
+        found.update(dict.fromkeys(meant))
+        if not meant:
+            near = difflib.get_close_matches(pattern.lower(), names, n=3, cutoff=0.6)
+            told = (
+                f"did you mean {' or '.join(near)}?"
+                if near
+                else "they look like dask.worker.activity.time, and patterns like dask.worker.*."
+            )
+            complaints.append(
+                f"otel.metrics.exclude names {quoted(pattern)}, which is no metric of dask-otel; {told}"
+            )
+    return tuple(found)
+
+
 def _complaint(key: str, value: object) -> str:
     default = attrgetter(_KEYS[key].field)(Settings())
     used = (
@@ -183,6 +207,7 @@ _KEYS = {
     "otel.traces.computation.max-age": _Key("max_age", "a time above 0, like 10 min", _seconds),
     "otel.metrics.enabled": _Key("metrics.enabled", "true or false", _boolean),
     "otel.metrics.span-names": _Key("metrics.span_names", "a list of names", _names),
+    "otel.metrics.exclude": _Key("metrics.exclude", "a list of names of metrics", _names),
     "otel.cluster.name": _Key("cluster_name", "a name", _name),
 }
 #: An empty section of a YAML file is None.

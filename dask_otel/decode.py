@@ -35,7 +35,7 @@ def decode(body: bytes) -> list[Received]:
     """
     return [
         Received(
-            dict(_attributes(group.resource.attributes)), (part.scope.name, part.scope.version), _span(span)
+            dict(attributes(group.resource.attributes)), (part.scope.name, part.scope.version), _span(span)
         )
         for group in ExportTraceServiceRequest.FromString(body).resource_spans
         for part in group.scope_spans
@@ -54,7 +54,7 @@ def _span(span: trace_pb2.Span) -> Span:
         trace_state=span.trace_state,
         start=span.start_time_unix_nano,
         end=span.end_time_unix_nano,
-        attributes=_attributes(span.attributes),
+        attributes=attributes(span.attributes),
         events=tuple(_event(event) for event in span.events),
         links=tuple(_link(link) for link in span.links),
         status=span.status.code,
@@ -67,18 +67,19 @@ def _span(span: trace_pb2.Span) -> Span:
 
 def _event(event: trace_pb2.Span.Event) -> Event:
     return Event(
-        event.name, event.time_unix_nano, _attributes(event.attributes), event.dropped_attributes_count
+        event.name, event.time_unix_nano, attributes(event.attributes), event.dropped_attributes_count
     )
 
 
 def _link(link: trace_pb2.Span.Link) -> Link:
     ids = link.trace_id, link.span_id
     return Link(
-        *ids, link.flags, link.trace_state, _attributes(link.attributes), link.dropped_attributes_count
+        *ids, link.flags, link.trace_state, attributes(link.attributes), link.dropped_attributes_count
     )
 
 
-def _attributes(pairs: Any) -> Attributes:
+def attributes(pairs: Any) -> Attributes:
+    """What a list of ``KeyValue`` says; arrays are tuples."""
     return tuple((pair.key, _value(pair.value)) for pair in pairs)
 
 
@@ -87,7 +88,7 @@ def _value(value: common_pb2.AnyValue) -> Value:
         case "array_value":
             return tuple(_value(item) for item in value.array_value.values)
         case "kvlist_value":
-            return dict(_attributes(value.kvlist_value.values))
+            return dict(attributes(value.kvlist_value.values))
         case None:
             return None
         case which:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dask_otel import names, summary
+from dask_otel.attempt_totals import AttemptTotals
 from dask_otel.parents import OFF
 from dask_otel.records import Span
 from dask_otel.rollup import Computation, Group
@@ -35,17 +36,27 @@ class Endings:
         Gets each span as it is told.
     settled:
         Is called with a computation that is to be joined no more.
+    totals:
+        Attempts are counted there too.
     """
 
-    def __init__(self, emit: Callable[[Span], object], settled: Callable[[Computation], object]) -> None:
+    def __init__(
+        self,
+        emit: Callable[[Span], object],
+        settled: Callable[[Computation], object],
+        totals: AttemptTotals,
+    ) -> None:
         self._emit = emit
         self._settled = settled
+        self._totals = totals
         #: Computations by their span's id.
         self.unsettled: dict[bytes, Computation] = {}
         self._groups: dict[bytes, Group] = {}
         #: Groups without an active task, in the order in which they lost the last.
         self._idle: dict[Group, None] = {}
         self._touched: set[Computation] = set()
+        #: Attempts of all computations that are told by their groups only.
+        self.rolled_up = 0
 
     def __bool__(self) -> bool:
         """Whether `check` has something to look at."""
@@ -69,11 +80,13 @@ class Endings:
         self._idle[group] = None
         self._touched.add(group.computation)
 
-    def add(self, span_id: bytes, wire: list[object]) -> bool:
+    def add(self, span_id: bytes, wire: list[object], prefix: str = "") -> bool:
         """Sums of a group have come from a worker; ``False`` if it was told already."""
         group = self._groups.get(span_id)
         if group is None:
+            self._totals.add(prefix, wire, late=True)
             return False
+        self._totals.add(group.prefix, wire, group.tags)
         group.sums.merge(wire)
         if not group.pending:
             self._touched.add(group.computation)
@@ -107,7 +120,7 @@ class Endings:
         """Tell what can be; whether something waits for sums."""
         self._settled(computation)
         for group in list(computation.groups.values()):
-            if group.complete or now - group.end >= PATIENCE or computation.detail == OFF:
+            if group.complete or now - group.end >= PATIENCE or not computation.told:
                 self._tell_group(group)
         if computation.groups:
             return True
@@ -122,7 +135,11 @@ class Endings:
         computation.groups.pop(group.place, None)
         if group.sums.going > 0:
             group.own[names.CANCELLED] += group.sums.going
+            self._totals.go_on(group.prefix, group.sums.going, group.tags)
+        before = computation.rolled_up
         computation.take(group)
+        if computation.detail > OFF:
+            self.rolled_up += computation.rolled_up - before
         if computation.detail > OFF:
             self._emit(summary.group_span(group))
 

@@ -32,8 +32,9 @@ class DaskInstrumentor(BaseInstrumentor):  # type: ignore[misc, unused-ignore]
         return ("distributed >= 2026.1.1",)
 
     def _instrument(self, **kwargs: Any) -> None:
-        """``tracer_provider`` is used instead of the global one."""
+        """``tracer_provider`` and ``meter_provider`` are used instead of the global ones."""
         process.use_provider(kwargs.get("tracer_provider"))
+        process.use_meter_provider(kwargs.get("meter_provider"))
         self._preloads = Preloads(turning_on.dask_setup, turning_on.dask_teardown)
         self._preloads.install()
         for client in client_seam.running():
@@ -47,3 +48,4 @@ class DaskInstrumentor(BaseInstrumentor):  # type: ignore[misc, unused-ignore]
             self._preloads.uninstall(turning_on.undo_setup, BY_PRELOAD)
             self._preloads = None
         process.use_provider(None)
+        process.use_meter_provider(None)

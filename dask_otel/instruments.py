@@ -14,13 +14,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dask_otel.names import ACTIVITY_NAME, ERROR_TYPE, OUTCOME, TASK_PREFIX, TRANSFER_OUTCOME
+from dask_otel.names import ACTIVITY_NAME, ERROR_TYPE, OUTCOME, SPAN_NAME, TASK_PREFIX, TRANSFER_OUTCOME
 
 COUNTER, UP_DOWN_COUNTER, GAUGE, HISTOGRAM = "counter", "up-down counter", "gauge", "histogram"
 
 
 class Instrument(NamedTuple):
-    """A metric. ``on`` are the roles that have it, ``boundaries`` those of a histogram's buckets, upper ones included."""
+    """A metric. ``on`` are the roles that have it, ``boundaries`` those of a histogram's buckets, upper ones included.
+
+    ``optional`` are further attributes, that are there only where the user asks for them.
+    """
 
     name: str
     kind: str
@@ -29,6 +32,7 @@ class Instrument(NamedTuple):
     attributes: tuple[str, ...]
     brief: str
     boundaries: tuple[float, ...] = ()
+    optional: tuple[str, ...] = ()
 
 
 #: In the order of the reference page.
@@ -43,8 +47,9 @@ def _instrument(
     attributes: tuple[str, ...],
     brief: str,
     boundaries: tuple[float, ...] = (),
+    optional: tuple[str, ...] = (),
 ) -> Instrument:
-    INSTRUMENTS.append(Instrument(name, kind, unit, on, attributes, brief, boundaries))
+    INSTRUMENTS.append(Instrument(name, kind, unit, on, attributes, brief, boundaries, optional))
     return INSTRUMENTS[-1]
 
 
@@ -62,17 +67,27 @@ WASTE_REASON = "dask.waste.reason"
 GRAPH_PHASE = "dask.graph.phase"
 LOOP_PART = "dask.loop.part"
 GC_GENERATION = "cpython.gc.generation"
+#: Keys whose values are whole numbers, by OpenTelemetry's conventions; all others are text.
+NUMBERS = frozenset({GC_GENERATION})
 SEMAPHORE_NAME = "dask.semaphore.name"
 COST_MULTIPLIER = "dask.stealing.cost_multiplier"
 FATE = "dask.otel.fate"
 COMPONENT_TYPE = "otel.component.type"
 COMPONENT_NAME = "otel.component.name"
+#: The one attribute of what exceeds a server's budget of series.
+OVERFLOW = "otel.metric.overflow"
 
 # -- values of dask.transfer.direction, dask.waste.reason, dask.graph.phase ------------------------------------------
 INCOMING, OUTGOING = "incoming", "outgoing"
 #: LOST, FAILED and CANCELLED of the outcomes among them.
 WASTE_RECOMPUTED = "recomputed"
 MATERIALIZE, ORDER, INIT = "materialize", "order", "init"
+#: Values of dask.otel.fate.
+ROLLED_UP, SAMPLED_OUT, FATE_UNKNOWN = "rolled_up", "sampled_out", "unknown"
+
+# -- values of dask.loop.part ----------------------------------------------------------------------------------------
+READ, WRITE, CONNECTION, TRANSITION = "read", "write", "connection", "transition"
+PERIODIC, TORNADO, ASYNCIO, REST = "periodic", "tornado", "asyncio", "rest"
 
 _WORKER, _SCHEDULER, _BOTH = ("worker",), ("scheduler",), ("scheduler", "worker")
 _BY_ACTIVITY = (METERING_CONTEXT, TASK_PREFIX, ACTIVITY_NAME)
@@ -142,8 +157,9 @@ TASK_DURATION = _instrument(
     "s",
     _WORKER,
     (TASK_PREFIX, OUTCOME, ERROR_TYPE),
-    "Of each attempt, from its start on the worker until its result is stored.",
+    "Of each attempt that its worker saw end, from its start until its result is stored: its span's, sampled or not.",
     _TASK_SECONDS,
+    optional=(SPAN_NAME,),
 )
 TASK_ATTEMPTS = _instrument(
     "dask.task.attempts",
@@ -151,7 +167,8 @@ TASK_ATTEMPTS = _instrument(
     "{attempt}",
     _SCHEDULER,
     (TASK_PREFIX, OUTCOME),
-    "Attempts that have ended.",
+    "Attempts that have ended, of computations that are not sampled too.",
+    optional=(SPAN_NAME,),
 )
 WASTED_SECONDS = _instrument(
     "dask.task.wasted.time",
@@ -160,7 +177,7 @@ WASTED_SECONDS = _instrument(
     _SCHEDULER,
     (TASK_PREFIX, WASTE_REASON),
     "Seconds of attempts whose result nobody had, and of those that computed a lost result again: `lost`, "
-    "`recomputed`, `failed`, `cancelled`.",
+    "`recomputed`, `failed`, `cancelled` (as in Dask's own metering also those that are `rescheduled` or `discarded`).",
 )
 TRANSFER_SECONDS = _instrument(
     "dask.transfer.duration",
@@ -168,7 +185,7 @@ TRANSFER_SECONDS = _instrument(
     "s",
     _WORKER,
     (TRANSFER_DIRECTION, TRANSFER_OUTCOME),
-    "Of each transfer between workers: `incoming` (gather-dep), `outgoing` (get-data).",
+    "Of each transfer: `incoming` (gather-dep, replicate, rebalance), `outgoing` (get-data: to workers, scheduler, clients).",
     _SECONDS,
 )
 TRANSFER_BYTES = _instrument(
@@ -177,7 +194,7 @@ TRANSFER_BYTES = _instrument(
     "By",
     _WORKER,
     (TRANSFER_DIRECTION, TRANSFER_OUTCOME),
-    "Bytes of each transfer between workers, as Dask counts them; left out where none came.",
+    "Bytes of each transfer, as Dask counts them; left out where none came.",
     _BYTES,
 )
 TRANSFER_BANDWIDTH = _instrument(
@@ -256,10 +273,10 @@ TRANSFER_IO = _instrument(
     "By",
     _WORKER,
     (TRANSFER_DIRECTION,),
-    "Bytes of transfers, open and failed ones included, as Dask counts them.",
+    "Bytes of `outgoing` transfers, open and failed ones included, as Dask counts them; it has no such total of incoming ones.",
 )
 SPILL_SECONDS = _instrument(
-    "dask.worker.spill.time",
+    "dask.worker.spill.activity.time",
     COUNTER,
     "s",
     _WORKER,
@@ -306,7 +323,10 @@ OTHER_SECONDS = _instrument(
     "s",
     _SCHEDULER,
     (LOOP_PART,),
-    "What `other` of `dask.scheduler.handler.time` is made of, estimated from samples: `read`, `write`, `transition`, …",
+    "What `other` of `dask.scheduler.handler.time` is made of, estimated from some 20 rounds of the loop a second; all of "
+    "it is `other`. `read`: sockets; `write`: messages serialized and written; `connection`: messages read and handed to their "
+    "handlers where no handler has them, and replies; `transition`: tasks, outside handlers; `periodic`: timers; "
+    "`tornado`, `asyncio`: their own; `rest`: all else.",
 )
 GRAPH_UPDATE_SECONDS = _instrument(
     "dask.scheduler.graph.update.duration",
@@ -314,7 +334,7 @@ GRAPH_UPDATE_SECONDS = _instrument(
     "s",
     _SCHEDULER,
     (GRAPH_PHASE,),
-    "Of each submitted graph, by phase: `materialize`, `order`, `init`.",
+    "Of each submitted graph, by phase: `materialize`, `order`, `init`; one that failed has none.",
     (*_SECONDS, 300.0),
 )
 ACTIVE_COMPUTATIONS = _instrument(
@@ -396,7 +416,7 @@ TASK_TRANSITIONS = _instrument(
     "Times that a task came into a state.",
 )
 TASK_GROUPS = _instrument(
-    "dask.scheduler.task.groups",
+    "dask.scheduler.task.group.count",
     UP_DOWN_COUNTER,
     "{group}",
     _SCHEDULER,
@@ -425,7 +445,7 @@ SCHEDULER_MEMORY = _instrument(
     "By",
     _SCHEDULER,
     (TASK_PREFIX,),
-    "Bytes of results that are kept in the cluster, replicas not counted.",
+    "Bytes of results, replicas not counted; as Dask counts them, until the last task of their group is forgotten.",
 )
 STEALING_REQUESTS = _instrument(
     "dask.scheduler.stealing.requests",
@@ -499,7 +519,7 @@ LOOP_LAG = _instrument(
     "s",
     _BOTH,
     (),
-    "How late the event loop was, measured ten times a second.",
+    "How late the event loop called a timer, ten times a second: as long as something blocks the loop. Up to 1 ms of it is the loop's own resolution.",
     _PAUSES,
 )
 LOOP_TICKS = _instrument(
@@ -519,7 +539,8 @@ GC_PAUSE = _instrument(
     "s",
     _BOTH,
     (GC_GENERATION,),
-    "Of each garbage collection in the server's process.",
+    "Of each garbage collection in the server's process, all of whose threads it stops; servers that share a process tell "
+    "of the same.",
     _PAUSES,
 )
 GIL_SECONDS = _instrument(
@@ -547,7 +568,7 @@ SPANS_PROCESSED = _instrument(
     "{span}",
     _BOTH,
     (*_COMPONENT, ERROR_TYPE),
-    "Spans that were taken into the queue; with `error.type=queue_full` those for which there was no room.",
+    "Spans that left the queue to be sent; with `error.type=queue_full` those for which there was no room in it.",
 )
 SPANS_QUEUED = _instrument(
     "otel.sdk.processor.span.queue.size",
@@ -571,7 +592,7 @@ SPANS_EXPORTED = _instrument(
     "{span}",
     _BOTH,
     (*_COMPONENT, ERROR_TYPE),
-    "Spans whose export has ended; with `error.type` those that did not arrive.",
+    "Spans whose export has ended; with `error.type` those that did not arrive: `rejected`, `unreachable`, `unknown` (sent, no answer), `closed`, `invalid`.",
 )
 POINTS_EXPORTED = _instrument(
     "otel.sdk.exporter.metric_data_point.exported",
@@ -579,7 +600,7 @@ POINTS_EXPORTED = _instrument(
     "{data_point}",
     _BOTH,
     (*_COMPONENT, ERROR_TYPE),
-    "Points whose export has ended; with `error.type` those that did not arrive.",
+    "Points whose export has ended; with `error.type` those that did not arrive: as for spans, and `queue_full`.",
 )
 SPANS_BY_FATE = _instrument(
     "dask.otel.spans",
@@ -587,7 +608,7 @@ SPANS_BY_FATE = _instrument(
     "{span}",
     _BOTH,
     (FATE,),
-    "Spans that were not sent on purpose, or of which nobody knows: `rolled_up`, `sampled_out`, `unknown` (sent, no answer).",
+    "Spans that were not sent on purpose, or of which nobody knows: `rolled_up` and `sampled_out` count attempts; `unknown` were sent and had no answer.",
 )
 PREFIXES_FOLDED = _instrument(
     "dask.otel.prefixes.folded",
@@ -603,5 +624,5 @@ OVERHEAD_SECONDS = _instrument(
     "s",
     _BOTH,
     (),
-    "Seconds spent inside dask-otel's hooks and threads, estimated from samples.",
+    "Seconds that dask-otel takes of its process: of its hooks for tasks, timed in a fiftieth of the time, and of its threads.",
 )

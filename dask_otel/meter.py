@@ -1,25 +1,41 @@
-"""Hands in what a server measures, once an interval, on the server's event loop.
+"""Hands in what a server measures: once an interval, or when the readers of an application's provider ask.
 
 Rules
 -----
-1. A server that exports no metrics measures and schedules nothing.
+1. A server that exports no metrics measures nothing.
 2. What is handed in last, when the server goes, holds its last values.
 3. A receiver that takes no metrics ends the counting.
+4. An application's provider wins, also one that is set late: from then on nothing goes our own way, and what has gone
+   that way does not go to the provider.
+5. Nothing is handed in before all is known of the resource: a server has one identity.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from threading import Lock
 from typing import Protocol
 
-from dask_otel.export.metric_bodies import Batch
+from opentelemetry.sdk.metrics import MeterProvider
+
+from dask_otel import about_us, names, provided
+from dask_otel.distributions import Histograms
+from dask_otel.export.metric_bodies import Batch, Later, Once, made
+from dask_otel.feed import Feed, Series, totals
 from dask_otel.guard import Guard
-from dask_otel.outlet import Outlet
-from dask_otel.process import metric_exporter_for, say_once
+from dask_otel.outlet import SCOPE, Outlet
+from dask_otel.process import application_meter_provider, components, metric_exporters_for
+from dask_otel.records import Attributes
 from dask_otel.series import Measured
+from dask_otel.settings import Metrics
+
+#: Seconds between looks for a provider that was set.
+LOOK = 1.0
+#: The form of histograms that are replayed.
+_SINGLE_VALUES = Metrics()
 
 
 class Counting(Protocol):
@@ -28,6 +44,29 @@ class Counting(Protocol):
     def install(self) -> None: ...
 
     def uninstall(self) -> None: ...
+
+
+class Several:
+    """Those that count, as one: installed in their order, uninstalled in the other."""
+
+    def __init__(self, *counting: Counting) -> None:
+        self._counting = counting
+
+    def install(self) -> None:
+        """Where one cannot, none is left installed."""
+        done: list[Counting] = []
+        try:
+            for one in self._counting:
+                done.append(one)
+                one.install()
+        except BaseException:
+            for one in reversed(done):
+                one.uninstall()
+            raise
+
+    def uninstall(self) -> None:
+        for one in reversed(self._counting):
+            one.uninstall()
 
 
 class Meter:
@@ -40,70 +79,162 @@ class Meter:
     seam:
         Counts while it is installed.
     collect:
-        Gives the points at this moment.
+        Gives the points at this moment; what takes longer to make of what is there now as a function, which another
+        thread calls.
     """
 
     def __init__(
-        self, outlet: Outlet, seam: Counting, collect: Callable[[], Iterable[Measured]], guard: Guard
+        self, outlet: Outlet, seam: Counting, collect: Callable[[], Iterable[Measured | Later]], guard: Guard
     ) -> None:
         self._outlet = outlet
         self._seam = seam
         self._collect = collect
         self._guard = guard
+        #: Makes the server's histograms.
+        self.histograms = Histograms()
         self._loop = asyncio.get_running_loop()
         self._next: asyncio.TimerHandle | None = None
+        self._look: asyncio.TimerHandle | None = None
+        self._feed: tuple[provided.Provided, Feed] | None = None
+        #: What has gone our own way, once that is not taken any more.
+        self._before: dict[Series, float] | None = None
         self._began = 0.0
+        self._making = Lock()
 
     @property
     def on(self) -> bool:
         """Whether it counts and exports."""
-        return self._next is not None
+        return self._next is not None or self._feed is not None
 
     def start(self) -> None:
         """Count and export from now on, if metrics are to be exported."""
         settings = self._outlet.settings
-        if not settings.exporting_metrics or self.on:
-            return
-        if "otlp" not in settings.metrics.exporters:
-            say_once(
-                "OTEL_METRICS_EXPORTER is %s; dask-otel sends metrics over OTLP only: set it to otlp, or to none.",
-                ",".join(settings.metrics.exporters),
-                level=logging.WARNING,
-            )
+        if self._look is not None or self.on or settings.disabled or not settings.metrics.enabled:
             return
         try:
-            self._seam.install()
-            self._began = time.time()
-            self._schedule()
+            self._watch()
+            if application_meter_provider() is None and metric_exporters_for(settings):
+                self._begin(settings.metrics)
+                self._schedule()
         except Exception:
             self._guard.fault("metrics")
 
     def export(self, last: bool = False) -> None:
-        """Hand in what there is now."""
-        if not self.on:
-            return
+        """Hand in what there is now; an application's provider asks by itself."""
+        if self._next is not None and (last or self._outlet.settled):
+            try:
+                self._submit(last)
+            except Exception:
+                self._guard.fault("metrics")
+
+    def _about_us(self) -> list[Measured]:
         try:
-            settings = self._outlet.settings
-            batch = Batch(self._outlet.source, self._began, time.time(), list(self._collect()), last)
-            metric_exporter_for(settings).submit(batch)
+            return list(about_us.told(self, components()))
         except Exception:
-            self._guard.fault("metrics")
+            self._guard.fault("metrics about dask-otel")
+            return []
 
     def stop(self) -> None:
         """Hand in the last values; no more after them."""
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
         self.export(last=True)
         if self._next is not None:
             self._next.cancel()
-            self._next = None
-            self._seam.uninstall()
+        if self._feed is not None:
+            into, feed = self._feed
+            into.leave(feed)
+        if self.on or self._before is not None:
+            self._next = self._feed = self._before = None
+            self._end()
+
+    def _end(self) -> None:
+        about_us.leave(self)
+        self._seam.uninstall()
+
+    def _begin(self, form: Metrics) -> None:
+        self.histograms.begin(form)
+        self._seam.install()
+        self._began = time.time()
+
+    def _found(self) -> list[Measured | Later]:
+        found = [one if isinstance(one, Measured) else partial(self._make, one) for one in self._collect()]
+        return [*found, *self._about_us()]
+
+    def _make(self, later: Later) -> list[Measured]:
+        # In an exporter's thread, a reader's, or at the end on the event loop: one after the other.
+        with self._making:
+            return list(later())
+
+    # -- our own way ----------------------------------------------------------------------------------------------
+    def _submit(self, last: bool) -> None:
+        # Before anything is read: what runs is counted first, and its rate is as exact as the two are close.
+        now = time.time()
+        self._hand_in([one if isinstance(one, Measured) else Once(one) for one in self._found()], now, last)
+
+    def _hand_in(self, found: Sequence[Measured | Later], now: float, last: bool) -> None:
+        batch = Batch(self._outlet.source, self._began, now, found, last)
+        for exporter in metric_exporters_for(self._outlet.settings):
+            exporter.submit(batch)
 
     def _schedule(self) -> None:
         self._next = self._loop.call_later(self._outlet.settings.metrics.interval, self._tick)
 
     def _tick(self) -> None:
-        if metric_exporter_for(self._outlet.settings).refused:
+        if all(exporter.refused for exporter in metric_exporters_for(self._outlet.settings)):
             self._next = None
-            self._seam.uninstall()
+            self._end()
             return
         self.export()
         self._schedule()
+
+    # -- the application's ----------------------------------------------------------------------------------------
+    def _watch(self) -> None:
+        """Until the application has a provider that is read."""
+        self._look = None
+        provider = application_meter_provider()
+        try:
+            if provider is not None and self._next is not None:
+                self._leave_own_way()
+            if provider is not None and provided.is_read(provider):
+                self._provide(provider)
+        except Exception:
+            self._guard.fault("metrics")
+        if self._feed is None:
+            self._look = self._loop.call_later(LOOK, self._watch)
+
+    def _leave_own_way(self) -> None:
+        """Nothing goes our own way from now on; what has gone is noted."""
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        self._before = {}
+        now, found = time.time(), list(made(self._found()))
+        self._hand_in(found, now, last=True)
+        # The provider's histograms are filled value by value, whatever ours were: they begin anew.
+        self.histograms.begin(_SINGLE_VALUES)
+        self._before = dict(totals(found))
+
+    def _provide(self, provider: MeterProvider) -> None:
+        if self._before is None:
+            self._begin(_SINGLE_VALUES)
+            self._before = {}
+        into = provided.of(provider, SCOPE)
+        exclude = self._outlet.settings.metrics.exclude
+        self._feed = into, Feed(self._points, self._who, self._before, exclude)
+        into.join(self._feed[1])
+
+    def _points(self) -> Sequence[Measured | Later]:
+        try:
+            return self._found()
+        except Exception:
+            self._guard.fault("metrics")
+            return ()
+
+    def _who(self, last: bool) -> Attributes | None:
+        if not (last or self._outlet.settled):
+            return None
+        told = dict(self._outlet.source.resource)
+        keys = names.CLUSTER_ID if names.CLUSTER_ID in told else names.WORKER_ADDRESS, names.WORKER_NAME
+        return tuple([(key, told[key]) for key in keys if key in told])

@@ -117,6 +117,13 @@ WASTED_TIME = _attribute(
     "Time of attempts whose result nobody had (failed, cancelled, rescheduled, discarded, lost), and of those that "
     "computed a lost result again.",
 )
+GC_TIME = _attribute(
+    "dask.computation.gc_time",
+    "double (s)",
+    _COMPUTATION,
+    "Garbage collection that stopped it: on the scheduler, from its beginning to its end; in each worker, while one of "
+    "its tasks ran there, once for all that did.",
+)
 TRACE_DETAIL = _attribute("dask.trace.detail", "string", _COMPUTATION, "`activity`, `task` or `group`.")
 SPANS_EMITTED = _attribute("dask.trace.spans.emitted", "int", _COMPUTATION, "Task spans that were recorded.")
 SPANS_ROLLED_UP = _attribute(

@@ -42,6 +42,8 @@ class Outlet:
         self._role = role
         self._instance_id = instance_id
         self._extra = extra
+        #: Whether all is known of the resource that will be.
+        self.settled = True
         self.use(settings)
 
     def use(self, settings: Settings) -> None:

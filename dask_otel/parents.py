@@ -19,6 +19,7 @@ DETAILS = {"group": GROUP, "task": TASK, "activity": ACTIVITY}
 _HEAD_LENGTH = 16 + 8 + 8 + 1 + 1
 _DETAIL_BITS = 0x03
 _PEERS_BIT = 0x04
+_COUNTED_BIT = 0x08
 _MASK = (1 << 64) - 1
 
 
@@ -26,7 +27,8 @@ class Parent(NamedTuple):
     """The context of a task: its trace, the group's span, the computation's span.
 
     Where ``detail`` is `OFF` nobody emits spans of ours below, and ``group_id`` is the span that the user's own
-    code has as its parent. ``peers`` says that every worker of the cluster runs dask-otel.
+    code has as its parent; ``counted`` says that the scheduler counts attempts nevertheless, by what is
+    ``computation_id`` then. ``peers`` says that every worker of the cluster runs dask-otel.
     """
 
     trace_id: bytes
@@ -37,6 +39,17 @@ class Parent(NamedTuple):
     peers: bool = False
     trace_state: str = ""
     baggage: str = ""
+    counted: bool = False
+
+    @property
+    def tells(self) -> bool:
+        """Whether the scheduler wants to know how each attempt ended."""
+        return self.counted or self.detail > OFF
+
+    @property
+    def address(self) -> bytes:
+        """By what the scheduler knows the group."""
+        return self.group_id if self.detail > OFF else self.computation_id
 
 
 class Handed(NamedTuple):
@@ -62,7 +75,7 @@ def pack(parent: Parent, attempt: int = 1, previous: bytes = b"", cause: str = "
     >>> unpack(pack(parent, attempt=2, previous=b"p" * 8)).attempt
     2
     """
-    detail = parent.detail | (_PEERS_BIT if parent.peers else 0)
+    detail = parent.detail | (_PEERS_BIT if parent.peers else 0) | (_COUNTED_BIT if parent.counted else 0)
     head = parent.trace_id + parent.group_id + parent.computation_id + bytes((parent.flags & 0xFF, detail))
     if attempt == 1 and not parent.trace_state and not parent.baggage:
         return head
@@ -92,6 +105,7 @@ def unpack(data: object) -> Handed | None:
         bool(last & _PEERS_BIT),
         trace_state,
         baggage,
+        bool(last & _COUNTED_BIT),
     )
     return Handed(parent, attempt, previous, cause)
 

@@ -2,7 +2,8 @@
 
 Rules
 -----
-1. A provider that the application set is used as it is, with its resource, and is never replaced.
+1. A provider that the application set, of tracers or of meters, is used as it is, with its resource, and is never
+   replaced.
 2. One pipeline, and so one thread, for each settings; several servers of one process share it and stay apart by
    their resources.
 3. A global provider is set only in a process that is a worker's own, when its first task starts.
@@ -20,11 +21,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
-from opentelemetry import trace
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import TracerProvider
 
-from dask_otel import config, names
+from dask_otel import config, names, provided
+from dask_otel.export.metric_senders import EntryPointSender
 from dask_otel.export.metrics import MetricExporter
 from dask_otel.export.pipeline import CLOSE_TIMEOUT, Pipeline
 from dask_otel.provider import OwnProvider
@@ -43,6 +47,8 @@ _lock = threading.Lock()
 _pipelines: dict[object, Pipeline | MetricExporter] = {}
 _said: set[str] = set()
 _given: TracerProvider | None = None
+_given_for_metrics: MeterProvider | None = None
+_unloadable = False
 #: When somebody waited in vain for what this process has to be sent (monotonic).
 _vain = float("-inf")
 
@@ -113,6 +119,25 @@ def application_provider() -> TracerProvider | None:
     return None
 
 
+def use_meter_provider(provider: MeterProvider | None) -> None:
+    """As `use_provider`, for metrics."""
+    global _given_for_metrics
+    _given_for_metrics = provider
+
+
+def application_meter_provider() -> MeterProvider | None:
+    """The SDK provider of meters that the application set as the global one."""
+    global _unloadable
+    if _given_for_metrics is not None or _unloadable:
+        return _given_for_metrics
+    try:
+        provider = metrics.get_meter_provider()
+    except Exception:  # OTEL_PYTHON_METER_PROVIDER names what cannot be loaded; the API logs it each time
+        _unloadable = True
+        return None
+    return provider if isinstance(provider, MeterProvider) else None
+
+
 def pipeline_for(settings: Settings, provider: TracerProvider | None = None) -> Pipeline:
     """The process's pipeline for these settings; with ``provider`` it feeds that provider's processors instead."""
     settings = replace(settings, complaints=(), metrics=Metrics())
@@ -130,14 +155,39 @@ def pipeline_for(settings: Settings, provider: TracerProvider | None = None) -> 
         return found
 
 
-def metric_exporter_for(settings: Settings) -> MetricExporter:
-    """The process's exporter of metrics for these settings."""
+def metric_exporters_for(settings: Settings) -> list[MetricExporter]:
+    """The process's exporters of metrics for these settings: one for each that is named and can be had."""
+    wanted = settings.metrics.exporters if settings.exporting_metrics else ()
+    if "prometheus" in wanted:
+        say_once(
+            "OTEL_METRICS_EXPORTER names prometheus, which listens; dask-otel sends only. Let Prometheus take OTLP "
+            "(OTEL_METRICS_EXPORTER=otlp, "
+            "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT=http://<prometheus>:9090/api/v1/otlp/v1/metrics) or scrape a Collector, or "
+            "set a MeterProvider with a PrometheusMetricReader in your application.",
+            level=logging.WARNING,
+        )
     with _lock:
-        found = _pipelines.get(settings.metrics)
-        if not isinstance(found, MetricExporter):
-            delta = settings.metrics.temporality == "delta"
-            found = _pipelines[settings.metrics] = MetricExporter(settings.metrics.otlp, delta)
-        return found
+        return [
+            _metric_exporter(settings.metrics, name) for name in wanted if name not in ("none", "prometheus")
+        ]
+
+
+def _metric_exporter(settings: Metrics, name: str) -> MetricExporter:
+    found = _pipelines.get((settings, name))
+    if not isinstance(found, MetricExporter):
+        if name == "otlp":
+            found = MetricExporter(settings)
+        else:
+            sender = partial(EntryPointSender, name, settings.timeout)
+            found = MetricExporter(settings, sender=sender, where=f"exporter {name}")
+        _pipelines[settings, name] = found
+    return found
+
+
+def components() -> list[Pipeline | MetricExporter]:
+    """What this process sends by."""
+    with _lock:
+        return list(_pipelines.values())
 
 
 def flush(timeout: float) -> bool:
@@ -151,6 +201,8 @@ def flush(timeout: float) -> bool:
     flushed = [pipeline.flush(max(0.0, until - time.monotonic())) for pipeline in pipelines]
     if (provider := application_provider()) is not None:
         flushed.append(_flush_provider(provider, max(0.0, until - time.monotonic())))
+    for meter_provider, fed in provided.fed():
+        flushed.append(_flush_meter_provider(meter_provider, fed, max(0.0, until - time.monotonic())))
     return all(flushed)
 
 
@@ -164,11 +216,21 @@ def _flush_provider(provider: TracerProvider, timeout: float) -> bool:
         return False
 
 
+def _flush_meter_provider(provider: MeterProvider, fed: provided.Provided, timeout: float) -> bool:
+    try:
+        return fed.flush(provider, timeout)
+    except Exception as error:  # Readers and exporters are anybody's code
+        say_once(
+            "The application's meter provider cannot flush: %s.", type(error).__name__, level=logging.WARNING
+        )
+        return False
+
+
 async def flush_aside(timeout: float) -> bool:
     """`flush` for event loops. What takes longer than ``timeout`` is left to itself, and holds up nobody's end."""
     with _lock:
         idle = not _pipelines
-    if idle and application_provider() is None:
+    if idle and application_provider() is None and not provided.fed():
         return True
     loop = asyncio.get_running_loop()
     flushed: asyncio.Future[bool] = loop.create_future()

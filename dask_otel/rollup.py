@@ -46,6 +46,7 @@ class Computation:
         pair: tuple[str, Carried | None],
         links: tuple[Link, ...] = (),
         attributes: Attributes = (),
+        counted: bool = False,
     ) -> None:
         self.parent = parent
         self.parent_id = parent_id
@@ -64,8 +65,13 @@ class Computation:
         self.prefixes: dict[str, None] = {}
         self.outcomes: defaultdict[str, int] = defaultdict(int)
         self.wasted = 0.0
+        #: Seconds of garbage collections on the scheduler before it began and until it was last settled, on workers.
+        self.paused_before = self.paused_until = self.paused_there = 0.0
         self.emitted = self.dropped = self.rolled_up = 0
-        self.packed = self._packed()
+        #: Whether workers tell how its attempts ended.
+        self.told = counted or parent.detail > OFF
+        #: Whether anything travels with its tasks.
+        self.travels = self.told or bool(parent.trace_id or parent.baggage)
 
     @property
     def span_id(self) -> bytes:
@@ -81,24 +87,28 @@ class Computation:
         return not self.pending and not self.graphs
 
     @property
+    def paused(self) -> float:
+        """Seconds of garbage collections, on the scheduler and on workers, that stopped it."""
+        return self.paused_until - self.paused_before + self.paused_there
+
+    @property
     def link(self) -> Link | None:
         """A link to this computation, if its span is sent."""
         if self.detail == OFF:
             return None
         return Link(self.parent.trace_id, self.span_id, self.parent.flags | IS_REMOTE_KNOWN)
 
-    def _packed(self) -> bytes | list[object] | None:
-        """What travels with a task where nothing of ours is sent: the context that came, as it came."""
+    def above(self, group_id: bytes, peers: bool) -> Parent:
+        """What a group's tasks must know; where nothing of ours is sent: the context that came, as it came."""
         parent = self.parent
-        if not parent.trace_id and not parent.baggage:
-            return None
-        zero = b"\0" * 8
-        return pack(
-            parent._replace(
-                trace_id=parent.trace_id or zero + zero,
-                group_id=self.parent_id or parent.computation_id,
-                detail=OFF,
-            )
+        if parent.detail > OFF:
+            return parent._replace(group_id=group_id, peers=peers)
+        return parent._replace(
+            trace_id=parent.trace_id or bytes(16),
+            group_id=self.parent_id or parent.computation_id,
+            computation_id=group_id,
+            peers=peers,
+            counted=self.told,
         )
 
     def take(self, group: Group) -> None:
@@ -107,6 +117,7 @@ class Computation:
         for outcome, n in group.outcomes().items():
             self.outcomes[outcome] += n
         self.wasted += group.sums.wasted
+        self.paused_there += group.sums.paused
         self.emitted += group.sums.emitted
         self.dropped += group.sums.dropped
         self.rolled_up += max(0, group.sums.attempts - group.sums.emitted - group.sums.dropped)
@@ -171,6 +182,11 @@ class Group:
         return self.tag.dask_id if self.tag else "", self.name
 
     @property
+    def tags(self) -> tuple[str, ...]:
+        """Names of the user's spans that it is in, outermost first."""
+        return self.tag.names if self.tag is not None else ()
+
+    @property
     def complete(self) -> bool:
         """Whether the workers have answered for every dispatch that is over for the scheduler."""
         return self.sums.answers >= self.expected
@@ -179,9 +195,7 @@ class Group:
         """What this group's tasks must know."""
         found = self._parents[peers]
         if found is None:
-            found = self._parents[peers] = self.computation.parent._replace(
-                group_id=self.span_id, peers=peers
-            )
+            found = self._parents[peers] = self.computation.above(self.span_id, peers)
         return found
 
     def packed(self, peers: bool) -> bytes | list[object]:

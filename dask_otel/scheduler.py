@@ -51,10 +51,18 @@ class SchedulerTelemetry:
             sample=self._sample,
             detail=OFF,
             max_age=settings.max_age,
+            paused=self.seam.paused,
         )
         self.metrics = SchedulerMetrics(
-            scheduler, self.outlet, self.guard, active=lambda: len(self.model.unsettled)
+            scheduler,
+            self.outlet,
+            self.guard,
+            active=lambda: len(self.model.unsettled),
+            totals=self.model.totals,
+            unsent=lambda: (self.model.rolled_up, self.model.sampled_out),
         )
+        self.metrics.overhead.watch(self.seam, "transition", "event")
+        self.metrics.overhead.watch(self, "dispatched")
         self._loop = asyncio.get_running_loop()
         self._checking = False
         self._next_check: asyncio.TimerHandle | None = None
@@ -107,6 +115,8 @@ class SchedulerTelemetry:
     def graph_finished(self, graph: object) -> None:
         assert isinstance(graph, Graph)
         self.model.finish(graph, time.time())
+        if self.metrics.meter.on:
+            self.metrics.graphs.add(graph.metrics)
         self._check_soon()
 
     # -- tasks --------------------------------------------------------------------------------------------------
@@ -164,8 +174,10 @@ class SchedulerTelemetry:
         """A worker sent sums, or says that it runs dask-otel."""
         if "hello" in message:
             self._worker_runs(address, message["hello"])
-        for group_id, sums in message.get("groups", ()):
-            self.model.add(group_id, sums)
+        groups = message.get("groups", ())
+        # A worker of another version may not name prefixes.
+        for (group_id, sums), prefix in zip(groups, message.get("prefixes") or [""] * len(groups)):
+            self.model.add(group_id, sums, prefix)
         if self.model.touched:
             self._check_soon()
 

@@ -76,7 +76,7 @@ class Metrics:
     may take with its retries (s). ``temporality`` (``cumulative``, ``delta``, ``lowmemory``), ``histograms``
     (``explicit_bucket_histogram``, ``base2_exponential_bucket_histogram``) and ``exemplars`` (``trace_based``,
     ``always_on``, ``always_off``) are OpenTelemetry's words. ``span_names`` are the names of ``distributed.span()``
-    that may be an attribute.
+    that may be an attribute, ``exclude`` the metrics that are not sent.
     """
 
     enabled: bool = True
@@ -88,6 +88,7 @@ class Metrics:
     histograms: str = "explicit_bucket_histogram"
     exemplars: str = "trace_based"
     span_names: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from dask_otel import names
 from dask_otel.attempts import MAX_KEY_LENGTH, TASK_NAMES, amount_attributes
 from dask_otel.chains import Past
+from dask_otel.graph_phases import phases
+from dask_otel.instruments import INIT, MATERIALIZE, ORDER
 from dask_otel.parents import DETAILS, link_to
 from dask_otel.records import (
     CONSUMER,
@@ -34,6 +36,7 @@ _NS = 1e9
 _QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 _DETAIL_NAMES = {number: name for name, number in DETAILS.items()}
 _MAX_PREFIXES = 100
+_PHASE_NAMES = {MATERIALIZE: names.GRAPH_MATERIALIZE, ORDER: names.GRAPH_ORDER, INIT: names.GRAPH_INIT}
 TAG_NAMES = Vocabulary(names.OVERFLOW_TAG)
 
 
@@ -65,17 +68,16 @@ def graph_spans(graph: Graph, new_span_id: Callable[[], bytes]) -> Iterator[Span
         ),
         status=ERROR if graph.error_type else UNSET,
     )
-    if "duration_seconds" not in metrics:
-        return
-    phases = (
-        (names.GRAPH_MATERIALIZE, metrics["materialization_duration_seconds"]),
-        # distributed gives these two negated.
-        (names.GRAPH_ORDER, abs(metrics["ordering_duration_seconds"])),
-        (names.GRAPH_INIT, abs(metrics["state_initialization_duration_seconds"])),
-    )
-    for name, seconds in phases:
+    for phase, seconds in phases(metrics):
         yield _scheduler_span(
-            computation, name, names.OP_GRAPH, INTERNAL, new_span_id(), graph.span_id, start, start + seconds
+            computation,
+            _PHASE_NAMES[phase],
+            names.OP_GRAPH,
+            INTERNAL,
+            new_span_id(),
+            graph.span_id,
+            start,
+            start + seconds,
         )
         start += seconds
 
@@ -150,6 +152,7 @@ def computation_span(computation: Computation, state: str) -> Span:
         (names.COMPUTATION_PREFIXES, sorted(computation.prefixes)[:_MAX_PREFIXES]),
         *((names.COMPUTATION_OUTCOMES + outcome, n) for outcome, n in sorted(computation.outcomes.items())),
         (names.WASTED_TIME, computation.wasted),
+        (names.GC_TIME, computation.paused),
         (names.TRACE_DETAIL, _DETAIL_NAMES[computation.detail]),
         (names.SPANS_EMITTED, computation.emitted),
         (names.SPANS_ROLLED_UP, computation.rolled_up),

@@ -22,7 +22,7 @@ _LOG_GAMMA = math.log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
 #: The lowest bucket holds everything up to one nanosecond.
 _SMALLEST = 1e-9
 #: What is added up as it is, in the order in which it travels; new ones come last.
-_TOTALS = ("size", "emitted", "dropped", "recomputed", "unstarted", "going")
+_TOTALS = ("size", "emitted", "dropped", "recomputed", "unstarted", "going", "paused")
 
 
 class Sums:
@@ -48,6 +48,7 @@ class Sums:
         "going",
         "maximum",
         "minimum",
+        "paused",
         "recomputed",
         "seconds",
         "size",
@@ -70,6 +71,8 @@ class Sums:
         self.unstarted = 0
         #: Attempts that were cancelled and have not ended.
         self.going = 0
+        #: Seconds of garbage collections in a worker's process that stopped the group's computation.
+        self.paused: float = 0
 
     def add(
         self,
@@ -91,6 +94,11 @@ class Sums:
             self.maximum = seconds
         if size:
             self.size += size
+
+    def count(self, outcome: str, seconds: float) -> None:
+        """Add one attempt of which no more is wanted than how it ended and how long (s) it took."""
+        self.counts[outcome] += 1
+        self.seconds[outcome] += seconds
 
     @property
     def attempts(self) -> int:
@@ -159,3 +167,24 @@ class Sums:
         self.maximum = max(self.maximum, maximum)
         for name, total in zip(_TOTALS, totals):
             setattr(self, name, getattr(self, name) + total)
+
+
+def counts_on_wire(wire: list[Any]) -> Iterable[tuple[str, int, float]]:
+    """Outcomes of what `Sums.to_wire` gave, with how many attempts and seconds each has."""
+    counts: Iterable[tuple[str, int, float]] = wire[0]
+    return counts
+
+
+def total_on_wire(wire: list[Any], name: str) -> float:
+    """One of its totals.
+
+    Examples
+    --------
+    >>> sums = Sums()
+    >>> sums.going = 2
+    >>> total_on_wire(sums.to_wire(), "going"), total_on_wire([[], [], [], -1.0, 0.0], "going")
+    (2, 0)
+    """
+    at = 5 + _TOTALS.index(name)
+    value: float = wire[at] if at < len(wire) else 0
+    return value

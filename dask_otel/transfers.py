@@ -115,7 +115,14 @@ def gather_dep_span(context: TransferContext, transfer: Measured, offset: float)
 
 
 def get_data_span(
-    fragment: str, span_id: bytes, keys: int, size: int, start: float, end: float, outcome: str, offset: float
+    fragment: str,
+    span_id: bytes,
+    keys: int,
+    size: int | None,
+    start: float,
+    end: float,
+    outcome: str,
+    offset: float,
 ) -> Span | None:
     """The sending side's span, below the receiver's that ``fragment`` names; ``None`` if it names none."""
     match = _TRACEPARENT.fullmatch(fragment)
@@ -123,7 +130,7 @@ def get_data_span(
         return None
     attributes: Attributes = (
         (names.TRANSFER_KEYS, keys),
-        (names.TRANSFER_SIZE, size),
+        *(((names.TRANSFER_SIZE, size),) if size is not None else ()),
         (names.TRANSFER_OUTCOME, outcome),
     )
     return Span(

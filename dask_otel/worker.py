@@ -3,8 +3,7 @@
 Rules
 -----
 1. A hook reads, decides and emits; meaning lives in the models.
-2. Sums go to the scheduler in pieces, `FLUSH_AFTER` seconds after the first that is new, once for many tasks.
-3. What is live is made where it runs: the plugin pickles with settings only.
+2. What is live is made where it runs: the plugin pickles with settings only.
 """
 
 from __future__ import annotations
@@ -12,66 +11,58 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 from opentelemetry.context import Context
 
-from dask_otel import actors, current, names, process, submission, transfers
+from dask_otel import actors, current, names, process, submission
 from dask_otel.attempts import Attempt, Failure, Origin, failure_from_text, origin
 from dask_otel.client import TaskClients
+from dask_otel.durations import Kept
 from dask_otel.guard import Guard
 from dask_otel.intervals import Amounts
 from dask_otel.outlet import Outlet
-from dask_otel.parents import GROUP, OFF, TASK, Handed, Parent, attempt_span_id, unpack
+from dask_otel.parents import OFF, TASK, Handed, Parent, attempt_span_id
 from dask_otel.seam import client as client_seam
 from dask_otel.seam.run import Ended, Run
-from dask_otel.seam.transfers import Transfer
 from dask_otel.seam.worker import WorkerSeam
 from dask_otel.settings import Settings
-from dask_otel.sums import Sums
 from dask_otel.version import __version__
+from dask_otel.worker_data import WorkerData
 from dask_otel.worker_metrics import WorkerMetrics
+from dask_otel.worker_sums import Place, Places
 
 if TYPE_CHECKING:
     from distributed import Worker
 
 logger = logging.getLogger("dask_otel")
 
-#: Seconds that sums wait for more of their kind.
-FLUSH_AFTER = 0.25
-#: Groups that are remembered between two flushes at least; more are forgotten when nothing of them waits.
-MAX_PLACES = 1_000
-
 _EMPTY = Context()
 
 
-class Place:
-    """One group's attempts on this worker."""
-
-    __slots__ = ("ended", "handed", "origin", "parent", "sums", "waiting")
-
-    def __init__(self, handed: Handed, made: Origin) -> None:
-        self.handed = handed
-        self.parent = handed.parent
-        self.origin = made
-        self.sums = Sums()
-        #: Attempts that are to be added to the sums: many at once are cheaper than one by one.
-        self.ended: list[tuple[str, float, Amounts, int | None]] = []
-        #: Whether its sums wait to be sent.
-        self.waiting = False
-
-
 class Traced:
-    """What is kept with a run: its place, what came with it, its ids, the span that its code writes on."""
+    """What is kept with a run: its place, what came with it, its ids, the span that its code writes on.
+
+    There is no place where nothing came with it.
+    """
 
     __slots__ = ("handed", "place", "span", "span_id")
 
-    def __init__(self, place: Place, handed: Handed, span_id: bytes, span: current.TaskSpan | None) -> None:
+    def __init__(
+        self,
+        place: Place | None = None,
+        handed: Handed | None = None,
+        span_id: bytes = b"",
+        span: current.TaskSpan | None = None,
+    ) -> None:
         self.place = place
         self.handed = handed
         self.span_id = span_id
         self.span = span
+
+
+_UNTRACED = Traced()
 
 
 class WorkerTelemetry:
@@ -86,20 +77,20 @@ class WorkerTelemetry:
         self.outlet = Outlet(
             settings, "worker", worker.id, lambda: {names.CLUSTER_ID: self._cluster_id, **_resource(worker)}
         )
-        self.seam = WorkerSeam(worker, self, self.guard)
+        self.metrics = WorkerMetrics(worker, self.outlet, self.guard)
+        self.data = WorkerData(self, self.outlet, self.metrics, lambda: self.seam.clock_offset())
+        self.seam: WorkerSeam = WorkerSeam(worker, self, self.data, self.guard)
+        self.metrics.overhead.watch(self.seam, "_begin", "_end", "transition")
+        self.sums = Places(self._origin, self.seam.tell_scheduler, self.guard)
         self._address = worker.address
         self._name = str(worker.name)
         self._own_process = own_process
         self._loop = asyncio.get_running_loop()
-        self._places: dict[object, Place] = {}
-        self._waiting_sums: list[Place] = []
-        self._flushing = False
         self._first = True
         self._said_missing = False
         #: Whether every worker runs dask-otel, by the scheduler's last word.
-        self._peers = False
+        self.peers = False
         self.sending = False
-        self.metrics = WorkerMetrics(worker, self.outlet, self.guard)
         self._task_clients = TaskClients(settings, self.guard)
 
     def start(self) -> None:
@@ -108,13 +99,14 @@ class WorkerTelemetry:
             process.deliver_at_sigterm()
         client_seam.listen_everywhere(self._task_clients)
         self.seam.install()
+        self.outlet.settled = False
         self.metrics.meter.start()
         self.seam.tell_scheduler({"hello": __version__})
         self._asking = self._loop.create_task(self._learn_cluster())
 
     def stop(self) -> None:
         """Report no more; what was recorded is still to be sent."""
-        self.flush_sums()
+        self.sums.flush()
         self.metrics.meter.stop()
         self.seam.uninstall()
         self.seam.tell_scheduler({"hello": None})
@@ -129,28 +121,44 @@ class WorkerTelemetry:
         self.metrics.meter.start()
         self._first = True
 
+    @property
+    def measuring(self) -> bool:
+        """Whether all tasks and transfers are counted, traced or not."""
+        return self.metrics.meter.on
+
+    @property
+    def tracing(self) -> bool:
+        """Whether spans are sent, now that there is something to do."""
+        if self._first:
+            self._start()
+        return self.sending
+
     # -- tasks ------------------------------------------------------------------------------------------------
     def run_started(self, run: Run, annotation: object) -> Context | None:
         """Find the task's context; remember what its end needs."""
         if self._first:
             self._start()
-        place, handed = self._place(annotation, run.key)
+        place, handed = self.sums.find(annotation, run.key)
         if place is None or handed is None:
+            if self.metrics.meter.on:
+                run.listener = _UNTRACED
             return None
         parent = place.parent
-        self._peers = parent.peers
+        self.peers = parent.peers
         if parent.detail == OFF:
-            return current.group_context(parent)
+            if parent.counted or self.metrics.meter.on:
+                run.listener = Traced(place, handed)
+            return place.context
         if not (self.sending or self._said_missing):
             # Others send: what this worker knows is missing from their traces.
             self._said_missing = True
             self.outlet.explain(loud=True)
         if parent.detail < TASK or not self.sending:
-            run.listener = Traced(place, handed, b"", None)
-            return current.group_context(parent)
+            run.listener = Traced(place, handed)
+            return place.context
         span_id = attempt_span_id(parent.computation_id, run.run_id)
         context, span = current.context_of(parent, span_id)
-        run.listener = Traced(place, handed, span_id, span)
+        run.listener, run.itemized = Traced(place, handed, span_id, span), True
         return context
 
     def _start(self) -> None:
@@ -169,6 +177,8 @@ class WorkerTelemetry:
             self._cluster_id = (await self.seam.scheduler_says()).get("id")
         except Exception as fault:  # The scheduler is not there yet, or no longer
             logger.debug("The scheduler was not asked: %s", fault)
+        finally:
+            self.outlet.settled = True
         if self._cluster_id is not None:
             self.outlet.refresh()
 
@@ -191,74 +201,75 @@ class WorkerTelemetry:
         except Exception as fault:  # The scheduler is gone, or does not answer
             logger.debug("The scheduler was not asked: %s", fault)
 
-    def _place(self, annotation: object, key: Hashable) -> tuple[Place | None, Handed | None]:
-        if type(annotation) is bytes:
-            place = self._places.get(annotation)
-            if place is not None:
-                return place, place.handed
-        handed = unpack(annotation)
-        if handed is None:
-            return None, None
-        identity: object = annotation if type(annotation) is bytes else handed.parent
-        place = self._places.get(identity)
-        if place is None:
-            place = self._places[identity] = self._new_place(handed, key)
-        return place, handed
-
-    def _new_place(self, handed: Handed, key: Hashable) -> Place:
-        if len(self._places) >= MAX_PLACES:
-            self._places.clear()
+    def _origin(self, parent: Parent, key: Hashable) -> Origin:
         seam = self.seam
-        return Place(
-            handed, origin(handed.parent, seam.prefix(key), seam.group_name(key), self._address, self._name)
-        )
+        return origin(parent, seam.prefix(key), seam.group_name(key), self._address, self._name)
 
     def run_ended(self, run: Run, ended: Ended) -> None:
-        """Add to the sums, record the attempt."""
+        """Add to the sums, record the attempt, count it."""
         traced: Traced = run.listener
         place = traced.place
+        seconds, failure = ended.end - run.start, _failure(ended, traced.span)
+        kept = None
+        if place is not None and place.parent.tells:
+            kept = self._sum_up(run, ended, traced, place, failure)
+        if self.metrics.meter.on:
+            prefix = place.origin.prefix if place is not None else self.seam.prefix(run.key)
+            tags = self.seam.tags(run) if self.metrics.span_names else ()
+            error_type = failure.type if failure else ""
+            self.metrics.attempted(prefix, ended.outcome, seconds, error_type, kept, tags)
+
+    def _sum_up(
+        self, run: Run, ended: Ended, traced: Traced, place: Place, failure: Failure | None
+    ) -> Kept | None:
+        """Add an attempt to the sums, record it; its span, if that is on its way."""
+        assert traced.handed is not None
+        kept = None
+        amounts = Amounts.of(ended.amounts) if place.parent.detail > OFF else None
+        place.add(ended, ended.end - run.start, amounts, traced.handed.cause)
         sums = place.sums
-        seconds = ended.end - run.start
-        amounts = Amounts.of(ended.amounts)
-        place.ended.append((ended.outcome, seconds, amounts, ended.size))
-        if traced.handed.cause and ended.outcome == names.SUCCESS:
-            sums.recomputed += seconds
         if run.cancelled:
             sums.going -= 1
-        if traced.span is not None:
-            if self.outlet.emit(self._attempt(run, ended, traced, amounts)):
+        if traced.span is not None and amounts is not None:
+            if self.outlet.emit(self._attempt(run, ended, traced, amounts, failure)):
                 sums.emitted += 1
+                kept = Kept(place.parent.trace_id, traced.span_id, ended.end)
             else:
                 sums.dropped += 1
-        self._flush_soon(place)
+        self.sums.flush_soon(place)
+        return kept
 
     def run_cancelled(self, run: Run) -> None:
         """Tell the scheduler that it goes on."""
-        place: Place = run.listener.place
-        place.sums.going += 1
-        self._flush_soon(place)
+        place: Place | None = run.listener.place
+        if place is not None and place.parent.tells:
+            place.sums.going += 1
+            self.sums.flush_soon(place)
 
     def never_ran(self, key: Hashable, annotation: object) -> None:
         """Tell the scheduler that a task which it sent here came to no attempt."""
-        place, _ = self._place(annotation, key)
-        if place is not None and place.parent.detail > OFF:
+        place, _ = self.sums.find(annotation, key)
+        if place is not None and place.parent.tells:
             place.sums.unstarted += 1
-            self._flush_soon(place)
+            self.sums.flush_soon(place)
 
-    def _flush_soon(self, place: Place) -> None:
-        if not place.waiting:
-            place.waiting = True
-            self._waiting_sums.append(place)
-            if not self._flushing:
-                self._flushing = True
-                self._loop.call_later(FLUSH_AFTER, self.flush_sums)
+    def paused(self, runs: Iterable[Run], seconds: float) -> None:
+        """Add to the sums, once for each computation that was stopped."""
+        places = [run.listener.place for run in runs]
+        stopped = {place.parent.computation_id: place for place in places if place is not None}
+        for place in stopped.values():
+            if place.parent.tells:
+                place.sums.paused += seconds
+                self.sums.flush_soon(place)
 
-    def _attempt(self, run: Run, ended: Ended, traced: Traced, amounts: Amounts) -> Attempt:
-        span, posts, handed = traced.span, run.posts, traced.handed
-        assert span is not None
+    def _attempt(
+        self, run: Run, ended: Ended, traced: Traced, amounts: Amounts, failure: Failure | None
+    ) -> Attempt:
+        place, span, posts, handed = traced.place, traced.span, run.posts, traced.handed
+        assert place is not None and span is not None and handed is not None  # noqa: PT018
         waiting, ready = run.waiting, run.ready
         return Attempt(
-            traced.place.origin,
+            place.origin,
             run.key,
             traced.span_id,
             handed.attempt,
@@ -280,27 +291,10 @@ class WorkerTelemetry:
             max(0.0, ended.end - run.seceded) if run.seceded is not None else None,
             ended.thread,
             self.seam.clock_offset(),
-            _failure(ended, span),
+            failure,
             span.end_task(),
             bytes(posts.depths),
         )
-
-    def flush_sums(self) -> None:
-        """Tell the scheduler what is new."""
-        self._flushing = False
-        try:
-            waiting, self._waiting_sums = self._waiting_sums, []
-            groups = []
-            for place in waiting:
-                sums, place.sums, place.waiting = place.sums, Sums(), False
-                ended, place.ended = place.ended, []
-                for outcome, seconds, amounts, size in ended:
-                    sums.add(outcome, seconds, amounts.posts, size)
-                groups.append([place.parent.group_id, sums.to_wire()])
-            if groups:
-                self.seam.tell_scheduler({"groups": groups})
-        except Exception:
-            self.guard.fault("flush_sums")
 
     # -- actors -----------------------------------------------------------------------------------------------
     def method_called(self, annotation: object, prefix: str, method: str) -> tuple[Context, object] | None:
@@ -327,62 +321,15 @@ class WorkerTelemetry:
             actors.span(begun, time.time(), failure, span.end_task(), worker, self.seam.clock_offset())
         )
 
-    # -- data -------------------------------------------------------------------------------------------------
-    def transfer_started(self, transfer: Transfer, waiting: Iterator[tuple[object, int]], alone: bool) -> str:
-        """Find the computation that waits the most urgently."""
-        if self._first:
-            self._start()
-        if not self.sending:
-            return ""
-        handed = ((unpack(annotation), run_id) for annotation, run_id in waiting)
-        traced = [(found.parent, run_id) for found, run_id in handed if found and found.parent.detail > OFF]
-        context = transfers.context_of_transfer(traced, alone, process.new_span_id, self._new_root)
-        transfer.listener = context
-        return context.fragment if context is not None else ""
 
-    def _new_root(self) -> Parent | None:
-        trace_id = process.new_trace_id()
-        decision = self.outlet.decide(trace_id, names.GATHER_DEP, 3)
-        if not decision.sampled:
-            return None
-        return Parent(trace_id, b"", b"", 1 | process.FLAGS, GROUP, self._peers, decision.trace_state)
-
-    def transfer_ended(self, transfer: Transfer) -> None:
-        """Tell it."""
-        self.outlet.emit(transfers.gather_dep_span(transfer.listener, transfer, self.seam.clock_offset()))
-
-    def sent(self, fragment: str, keys: int, size: int, start: float, end: float, outcome: str) -> None:
-        """Tell the sending side of a transfer that another worker traces."""
-        if self._first:
-            self._start()
-        span = transfers.get_data_span(
-            fragment, process.new_span_id(), keys, size, start, end, outcome, self.seam.clock_offset()
-        )
-        if span is not None and self.sending:
-            self.outlet.emit(span)
-
-    def spilled(
-        self, start: float, end: float, size: int, count: int, annotations: list[tuple[object, int]]
-    ) -> None:
-        """Tell an episode of spilling that was long enough to be felt."""
-        if end - start < transfers.SHORTEST_SPILL or not self.sending:
-            return
-        root = self._new_root()
-        if root is None:
-            return
-        running = [found.parent for annotation, _ in annotations if (found := unpack(annotation)) is not None]
-        span_id = process.new_span_id()
-        self.outlet.emit(
-            transfers.spill_span(root, span_id, running, start, end, size, count, self.seam.clock_offset())
-        )
-
-
-def _failure(ended: Ended, span: current.TaskSpan) -> Failure | None:
+def _failure(ended: Ended, span: current.TaskSpan | None) -> Failure | None:
     if ended.outcome != names.FAILED:
         return None
-    return (
-        span.failure or ended.failure or failure_from_text(ended.exception_text or "", ended.traceback_text)
-    )
+    seen = (span.failure if span is not None else None) or ended.failure
+    if seen is not None and (seen.message or seen.stacktrace):
+        return seen
+    told = failure_from_text(ended.exception_text or "", ended.traceback_text)
+    return told._replace(type=seen.type) if seen is not None else told
 
 
 def _resource(worker: Worker) -> dict[str, Any]:

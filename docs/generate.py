@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes docs/reference/telemetry.md from `dask_otel.names` and `dask_otel.instruments`.
+"""Writes docs/reference/telemetry.md from `dask_otel.names` and `dask_otel.instruments`, prometheus.md from `endpoint_names`.
 
     python docs/generate.py
 
@@ -11,13 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from dask_otel import names
-from dask_otel.instruments import INSTRUMENTS
+from dask_otel import names, scheduler_metrics, worker_metrics
+from dask_otel.budget import MAX_SERIES
+from dask_otel.endpoint_names import FOREIGN, SHOWN, Shown, prometheus_name
+from dask_otel.instruments import INSTRUMENTS, OVERFLOW
 from dask_otel.names import ATTRIBUTES, Attribute
 from dask_otel.series import OTHER
-from dask_otel.worker_metrics import MAX_PREFIXES
 
+#: What is said of attributes that are there only where the user asks for them.
+LISTED = "of `otel.metrics.span-names`"
 PAGE = Path(__file__).parent / "reference" / "telemetry.md"
+ENDPOINTS = PAGE.with_name("prometheus.md")
 
 TEXT = """\
 <!-- Written by `python docs/generate.py` from dask_otel/names.py and dask_otel/instruments.py: change it there. -->
@@ -62,13 +66,33 @@ that), `{other}` (the class is not known).
 
 Totals since the server started to report, unless your receiver wants differences (`OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE=delta`).
 The first export of a series has a zero point before it, so that a query for its increase sees the first value. A server is told by its
-resource, not by attributes. Of task prefixes the busiest {worker_prefixes} that a worker met first have series of their own, the
-others are `{folded}`.
+resource, not by attributes. Of task prefixes at
+most {worker_prefixes} of a worker and {scheduler_prefixes} of the scheduler have series of their own, the others are `{folded}`; what exceeds {series:,} series of a server is under
+`{overflow}` ([how metrics leave](../configuration.md#how-metrics-leave)).
 
 {metrics}
 ## Scope
 
 The instrumentation scope is `{scope}` with the version of dask-otel and the schema `{schema}`.
+"""
+
+ENDPOINTS_TEXT = """\
+<!-- Written by `python docs/generate.py` from dask_otel/endpoint_names.py: change it there. -->
+
+# What Dask's Prometheus endpoints show, and its names here
+
+Every number of Dask's that `/metrics` of a scheduler or worker shows, dask-otel sends too; no name is the same, so that both can be
+scraped and sent to one Prometheus. The third column is what Prometheus makes of the name (dots become underscores, the unit and
+`_total` are added), with the labels; an attribute's dots become underscores too. A worker or the scheduler is told by its resource:
+`instance` and `job` in Prometheus.
+
+{tables}
+Task prefixes and semaphores beyond the busiest are `{folded}` here; Dask shows all of them. Totals here never fall while a server
+lives. A series of a value that has always been 0 may be missing.
+
+Not sent, though the endpoints show them:
+
+{foreign}
 """
 
 SPANS = (
@@ -127,11 +151,43 @@ def page() -> str:
         killed_worker=names.KILLED_WORKER,
         other=names.OTHER_ERROR,
         metrics="\n".join(section for server in ("worker", "scheduler") for section in _metrics(server)),
-        worker_prefixes=MAX_PREFIXES,
+        worker_prefixes=worker_metrics.MAX_PREFIXES,
+        scheduler_prefixes=scheduler_metrics.MAX_PREFIXES,
+        series=MAX_SERIES,
+        overflow=OVERFLOW,
         folded=OTHER,
         scope=names.SCOPE,
         schema=names.SCHEMA_URL,
     )
+
+
+def endpoints_page() -> str:
+    """The page about Dask's endpoints."""
+    return ENDPOINTS_TEXT.format(
+        tables="\n".join(section for server in ("scheduler", "worker") for section in _endpoint(server)),
+        folded=OTHER,
+        foreign="\n".join(f"- `{beginning}…`: {why}." for beginning, why in FOREIGN.items()),
+    )
+
+
+def _endpoint(server: str) -> Iterator[str]:
+    yield (
+        f"## {server[0].upper()}{server[1:]}s\n\n"
+        "| Dask's | metric | in Prometheus | Dask's number and ours | |\n| --- | --- | --- | --- | --- |"
+    )
+    for one in SHOWN:
+        if one.role == server:
+            given = _code(prometheus_name(one.instrument) + _selected(one))
+            labels = ",".join(label for label, _ in one.labels)
+            name = _code(one.name + (f"{{{labels}}}" if labels else ""))
+            yield _row(name, _code(one.instrument.name), given, one.comparison, one.note)
+    yield ""
+
+
+def _selected(shown: Shown) -> str:
+    parts = [key.replace(".", "_") for _, key in shown.labels]
+    parts += [f'{key.replace(".", "_")}="{value}"' for key, value in shown.attributes]
+    return f"{{{','.join(parts)}}}" if parts else ""
 
 
 def targets() -> list[str]:
@@ -144,7 +200,8 @@ def _metrics(server: str) -> Iterator[str]:
     yield f"### {server[0].upper()}{server[1:]}s\n\n| name | kind | unit | attributes | |\n| --- | --- | --- | --- | --- |"
     for one in INSTRUMENTS:
         if server in one.on:
-            attributes = ", ".join(map(_code, one.attributes))
+            optional = [f"{_code(key)} ({LISTED})" for key in one.optional]
+            attributes = ", ".join([*map(_code, one.attributes), *optional])
             yield _row(_code(one.name), one.kind, _code(one.unit), attributes, one.brief)
     yield ""
 
@@ -171,3 +228,4 @@ def _row(*cells: str) -> str:
 if __name__ == "__main__":
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text(page())
+    ENDPOINTS.write_text(endpoints_page())

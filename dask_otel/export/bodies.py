@@ -93,12 +93,12 @@ class Bodies:
                     self._failed(span, error)
                 continue
             for parts, counted, length in _portions(*self._parts(spans, room), room):
-                opening, closing, around = _around(source, length)
-                if blocks and size + around + length > self._limit:
+                opening, closing, more = around(source, length)
+                if blocks and size + more + length > self._limit:
                     yield Body(b"".join(blocks), count)
                     blocks, size, count = [], 0, 0
                 blocks += opening, *parts, closing
-                size += around + length
+                size += more + length
                 count += counted
         if blocks:
             yield Body(b"".join(blocks), count)
@@ -134,7 +134,7 @@ def _portions(parts: list[bytes], counts: list[int], room: int) -> Iterator[tupl
         yield parts[start:], sum(counts[start:]), size
 
 
-def _around(source: Source, length: int) -> tuple[bytes, bytes, int]:
+def around(source: Source, length: int) -> tuple[bytes, bytes, int]:
     """What stands before and after spans of this length to make a ResourceSpans of them, and its bytes."""
     resource, scope, schema = source.encoded
     opening = resource + b"\x12" + varint(len(scope) + length + len(schema)) + scope

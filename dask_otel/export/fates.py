@@ -15,6 +15,12 @@ from itertools import count, islice
 from threading import Lock
 from typing import NamedTuple
 
+#: Why spans or points did not arrive, as `error.type` says it: there was no room; the receiver refused them; it could
+#: not be reached as long as they were tried; they were sent and not answered; the process closed; they could not be
+#: made or encoded.
+QUEUE_FULL, REFUSED, UNREACHABLE = "queue_full", "rejected", "unreachable"
+UNANSWERED, CLOSED, INVALID = "unknown", "closed", "invalid"
+
 
 class Counts(NamedTuple):
     """Spans by fate; ``emitted`` is the sum of the others.
@@ -34,16 +40,38 @@ class Counts(NamedTuple):
 
 @dataclass(slots=True)
 class Fates:
-    """The fates of the spans that one sink was given; written by the pipeline's thread only."""
+    """The fates of the spans that one sink was given; written by the pipeline's thread only.
+
+    Of those that ``failed`` some were ``given_up`` after they had been tried for long, some ``unmade``.
+    """
 
     exported: int = 0
     dropped: int = 0
     failed: int = 0
     unknown: int = 0
+    given_up: int = 0
+    unmade: int = 0
 
     @property
     def total(self) -> int:
         return self.exported + self.dropped + self.failed + self.unknown
+
+    def by_error(self) -> dict[str, int]:
+        """The same by `error.type`; those that arrived have none.
+
+        Examples
+        --------
+        >>> {error: n for error, n in Fates(exported=3, failed=2, given_up=1).by_error().items() if n}
+        {'': 3, 'rejected': 1, 'unreachable': 1}
+        """
+        return {
+            "": self.exported,
+            REFUSED: self.failed - self.given_up - self.unmade,
+            UNREACHABLE: self.given_up,
+            UNANSWERED: self.unknown,
+            CLOSED: self.dropped,
+            INVALID: self.unmade,
+        }
 
 
 class Tally:

@@ -18,7 +18,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from threading import Event, Lock, Thread, current_thread
-from time import monotonic
+from time import monotonic, thread_time
 from weakref import WeakSet
 
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, set_value
@@ -26,7 +26,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from dask_otel.export.bodies import Source, number
 from dask_otel.export.complaints import Complaints
-from dask_otel.export.fates import Counts, Fates, Tally
+from dask_otel.export.fates import INVALID, QUEUE_FULL, Counts, Fates, Tally
 from dask_otel.export.forms import Forms
 from dask_otel.export.intake import Intake
 from dask_otel.export.queue import NEVER, Bell, Emitter, Line
@@ -68,6 +68,8 @@ class Pipeline:
     def __init__(self, settings: Settings) -> None:
         #: Seconds that `close` may take where it is not told.
         self.patience = CLOSE_TIMEOUT
+        #: CPU seconds of its thread.
+        self.cpu = 0.0
         self._settings = settings
         self._complaints = Complaints()
         self._closing = Event()
@@ -118,6 +120,33 @@ class Pipeline:
             dropped=settled.dropped + dropped,
             waiting=settled.waiting + waiting,
         )
+
+    @property
+    def sending(self) -> bool:
+        """Whether there is somebody to hand spans to."""
+        return bool(self._sinks)
+
+    @property
+    def capacity(self) -> int:
+        """Spans that can wait at most."""
+        return self._settings.queue.size
+
+    @property
+    def queued(self) -> int:
+        """Spans that wait to be sent."""
+        return len(self._line.entries)
+
+    @property
+    def processed(self) -> dict[str, int]:
+        """Spans that were emitted and do not wait, by `error.type`: those that left the queue have none."""
+        return {"": self._intake.taken, QUEUE_FULL: self._line.dropped.value()}
+
+    @property
+    def settled(self) -> dict[str, int]:
+        """Spans that left the queue and have a fate at the first sink, by `error.type`: those that arrived have none."""
+        settled = self._sinks[0].fates.by_error() if self._sinks else Fates().by_error()
+        settled[INVALID] += self._intake.failed
+        return settled
 
     def flush(self, timeout: float = 10.0) -> bool:
         """Wait until all that was emitted before has a fate; whether that was so in time."""
@@ -230,7 +259,9 @@ class Pipeline:
         while not self._closing.is_set():
             self._bell.wait(min(self._settings.queue.delay, _LONGEST_DELAY))
             self._guard(self._pass)
+            self.cpu = thread_time()
         self._guard(self._pass)
+        self.cpu = thread_time()
         for sink in self._sinks:
             self._guard(sink.close)
 

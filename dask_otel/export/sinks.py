@@ -108,6 +108,7 @@ class OtlpSink:
                 return outcome
             wait = max(wait, outcome.after)
             if monotonic() + wait > until:
+                self.fates.given_up += body.spans
                 return Outcome(REJECTED, f"given up after {self._patience:g} s: {outcome.reason}")
             self._complaints.lost(0, shown(self._otlp.endpoint), f"{outcome.reason}; trying again")
             self._closing.wait(wait)
@@ -145,6 +146,7 @@ class OtlpSink:
 
     def _unencodable(self, span: Span, error: Exception) -> None:
         self.fates.failed += 1
+        self.fates.unmade += 1
         self._complaints.lost(1, "encoding", f"{type(error).__name__}: {error}"[:300])
 
 

@@ -16,7 +16,7 @@ import distributed.worker_state_machine
 from opentelemetry.trace import get_current_span
 
 from dask_otel.attempts import Failure
-from dask_otel.current import TaskSpan, failure_of
+from dask_otel.current import TaskSpan, class_name, failure_of
 from dask_otel.seam import Wraps
 
 logger = logging.getLogger("dask_otel")
@@ -36,12 +36,15 @@ def install() -> None:
     from_machine = distributed.worker_state_machine.error_message
 
     def error_message_of_task(e: BaseException, *args: Any, **kwargs: Any) -> Any:
-        _note(e)
-        return from_task(e, *args, **kwargs)
+        shown = _note(e)
+        message = from_task(e, *args, **kwargs)
+        if not shown:
+            _note_on(message, e, whole=False)
+        return message
 
     def error_message_of_machine(e: BaseException, *args: Any, **kwargs: Any) -> Any:
         message = from_machine(e, *args, **kwargs)
-        _note_on(message, e)
+        _note_on(message, e, whole=True)
         return message
 
     _wraps.attribute(distributed.worker, "error_message", error_message_of_task)
@@ -62,17 +65,22 @@ def noted(exception: object) -> Failure | None:
     return found if isinstance(found, Failure) else None
 
 
-def _note(e: BaseException) -> None:
+def _note(e: BaseException) -> bool:
+    """Note it on the task's span; whether there is one."""
     try:
         span = get_current_span()
-        if isinstance(span, TaskSpan) and span.failure is None:
+        if not isinstance(span, TaskSpan):
+            return False
+        if span.failure is None:
             span.failure = failure_of(e)
     except Exception:  # The user's classes may do anything when they are looked at.
         logger.debug("An exception could not be noted", exc_info=True)
+    return True
 
 
-def _note_on(message: Any, e: BaseException) -> None:
+def _note_on(message: Any, e: BaseException, whole: bool) -> None:
+    """Note it, or its class only, on the message."""
     try:
-        setattr(message["exception"], _NOTE, failure_of(e))
+        setattr(message["exception"], _NOTE, failure_of(e) if whole else Failure(class_name(type(e))))
     except Exception:
         logger.debug("An exception could not be noted", exc_info=True)

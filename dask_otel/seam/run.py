@@ -15,15 +15,14 @@ _listening = context_meter._callbacks.get
 
 
 class Posts(list[tuple[Hashable, float, str]]):
-    """A ledger's metrics that remember when each was posted and how deep, and the run that they belong to.
+    """A ledger's metrics that remember when each was posted and how deep.
 
     A metering context listens while it is open: the more listen, the deeper.
     """
 
-    __slots__ = ("depths", "moments", "run")
+    __slots__ = ("depths", "moments")
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self) -> None:
         self.moments: list[float] = []
         self.depths = bytearray()
 
@@ -34,11 +33,15 @@ class Posts(list[tuple[Hashable, float, str]]):
         list.append(self, post)
 
 
+_NO_POSTS = Posts()
+
+
 class Run:
     """One execution of a task on this worker, from its first moment.
 
     ``start`` is in seconds since the epoch; ``shift`` added to a moment of ``posts`` gives such seconds.
-    ``listener`` is for whatever the listener wants to keep with it. ``cancelled`` says that the scheduler gave it
+    ``listener`` is for whatever the listener wants to keep with it; ``itemized`` is set by it where each post is
+    wanted. ``cancelled`` says that the scheduler gave it
     up; its code goes on. ``answered`` is the number of a later dispatch of the same key that came to nothing.
     """
 
@@ -46,6 +49,7 @@ class Run:
         "answered",
         "cancelled",
         "is_async",
+        "itemized",
         "key",
         "listener",
         "posts",
@@ -63,11 +67,11 @@ class Run:
         self.key = key
         self.run_id = run_id
         self.state = state
-        self.is_async = self.cancelled = False
+        self.is_async = self.cancelled = self.itemized = False
         self.answered = run_id
         self.thread: int | None = None
         self.listener: Any = None
-        self.posts = Posts(self)
+        self.posts = _NO_POSTS
         self.start = self.shift = 0.0
         self.waiting: float | None = None
         self.ready: float | None = None

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from dask_otel.computations import Activated
 from dask_otel.guard import Guard
 from dask_otel.seam import ANNOTATION, HERE, METRIC, TOPIC, Wraps
+from dask_otel.seam.gc_pauses import PauseLog, paused
 from dask_otel.version import __version__
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class SchedulerSeam:
         self._stale: Hashable = None
         #: States of workers, also of those that are being removed: their last heartbeat is asked for then.
         self._workers: dict[str, WorkerState] = dict(scheduler.workers)
+        self._pauses: PauseLog | None = None
 
     def install(self) -> None:
         """Wrap the scheduler's methods, and tell whoever asks that we are here."""
@@ -87,13 +89,21 @@ class SchedulerSeam:
         self._wraps.entry(handlers, "update-graph", self._wrap_update_graph(handlers["update-graph"]))
         self._wraps.entry(handlers, "task-erred", self._wrap_task_erred(handlers["task-erred"]))
         self._wraps.attribute(scheduler, "_task_to_msg", self._wrap_task_to_msg(scheduler._task_to_msg))
+        self._pauses = PauseLog(0)
 
     def uninstall(self) -> None:
         """Put everything back."""
         self._wraps.undo()
+        if self._pauses is not None:
+            self._pauses.close()
+            self._pauses = None
         self._scheduler._broker.truncate(HERE)
 
     # -- what is asked of the scheduler -------------------------------------------------------------------------
+    def paused(self) -> float:
+        """Seconds that its process has stood still for garbage collections; never falls."""
+        return paused()
+
     def version(self, address: str) -> object:
         """The version of dask-otel that a worker runs by its last heartbeat, the first of which is its arrival."""
         return self._scheduler.workers[address].metrics.get(METRIC)

@@ -4,10 +4,11 @@ Rules
 -----
 1. The sender learns of the receiver's span by a fragment on ``who``, the only field of a request for data that an
    other worker takes as text; only where every worker of the cluster is known to strip it.
-2. ``get_data_from_worker`` is wrapped for the process, and does nothing outside of a transfer that is traced:
+2. ``get_data_from_worker`` is wrapped for the process, and does nothing outside of a transfer that is followed:
    clients call it too.
 3. A transfer that a task waits for is an instruction of the worker's state machine, ``gather_dep``, with a ledger of
    its own. What `Client.replicate` and `Client.rebalance` have a worker fetch is neither: see ``gather``.
+4. The size is of what is known to have come: of a transfer that succeeded.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class Transfer:
     __slots__ = (
         "end",
         "error_type",
+        "followed",
         "fragment",
         "host",
         "keys",
@@ -77,22 +79,30 @@ class Transfer:
         self.size: int | None = None
         self.error_type: str | None = None
         self.fragment = ""
+        #: Whether its end is to be told; what the listener wants to keep with it.
+        self.followed = False
         self.listener: Any = None
 
 
 class Listener(Protocol):
     """What the worker's shell must offer."""
 
+    @property
+    def measuring(self) -> bool:
+        """Whether all that happens is to be told, traced or not."""
+
     def transfer_started(self, transfer: Transfer, waiting: Iterator[tuple[object, int]], alone: bool) -> str:
         """A transfer starts; ``waiting`` gives annotation and run id of the tasks that wait for it, the most urgent
-        first; ``alone`` says that no task of the worker does. Sets ``transfer.listener`` if it is traced and
-        returns the fragment for the sender, if any."""
+        first; ``alone`` says that no task of the worker does. Sets ``transfer.followed`` if its end is to be told
+        and returns the fragment for the sender, if any."""
 
     def transfer_ended(self, transfer: Transfer) -> None:
         """It ended."""
 
-    def sent(self, fragment: str, keys: int, size: int, start: float, end: float, outcome: str) -> None:
-        """This worker answered a request that came with a fragment."""
+    def sent(
+        self, fragment: str, keys: int, size: int | None, start: float, end: float, outcome: str
+    ) -> None:
+        """This worker answered a request; ``fragment`` is empty where none came with it."""
 
     def spilled(
         self, start: float, end: float, size: int, count: int, annotations: list[tuple[object, int]]
@@ -161,7 +171,7 @@ class TransferSeam:
             if ts.annotations and ANNOTATION in ts.annotations
         )
         fragment = self._listener.transfer_started(transfer, waiting, not dependents)
-        if transfer.listener is not None:
+        if transfer.followed:
             ledger.transfer = transfer
         return fragment
 
@@ -201,28 +211,32 @@ class TransferSeam:
             comm: Any, keys: Collection[Hashable], who: str | None = None, **kwargs: Any
         ) -> Any:
             who, separator, fragment = who.partition(_SEPARATOR) if isinstance(who, str) else (who, "", "")
-            if not separator:
+            if not separator and not self._listener.measuring:
                 return await original(comm, keys=keys, who=who, **kwargs)
             size, start, outcome = self._size(keys), time.time(), names.FAILED
             try:
                 result = await original(comm, keys=keys, who=who, **kwargs)
-                outcome = names.BUSY if isinstance(result, dict) else names.SUCCESS
+                outcome = names.BUSY if isinstance(result, dict) else names.MISSING
+                if outcome == names.MISSING and size is not None:
+                    outcome = names.SUCCESS
                 return result
+            except asyncio.CancelledError:
+                outcome = names.CANCELLED
+                raise
             finally:
                 try:
-                    self._listener.sent(fragment, len(keys), size, start, time.time(), outcome)
+                    told = size if outcome == names.SUCCESS else None
+                    self._listener.sent(fragment, len(keys), told, start, time.time(), outcome)
                 except Exception:
                     self._guard.fault("get_data")
 
         return get_data
 
-    def _size(self, keys: Collection[Hashable]) -> int:
-        worker = self._worker
-        return sum(
-            worker.state.tasks[key].nbytes or 0
-            for key in keys
-            if key in worker.data and key in worker.state.tasks
-        )
+    def _size(self, keys: Collection[Hashable]) -> int | None:
+        """Bytes of what is here of ``keys``; ``None`` if nothing is."""
+        data, actors, tasks = self._worker.data, self._worker.state.actors, self._worker.state.tasks
+        here = [key for key in keys if key in data or key in actors]
+        return sum(tasks[key].nbytes or 0 for key in here if key in tasks) if here else None
 
     # -- spilling -----------------------------------------------------------------------------------------------
     def _wrap_spill(self, original: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
@@ -263,13 +277,13 @@ class _Gather:
         self._transfers: list[tuple[Transfer, Collection[Hashable]]] = []
 
     def begin(self, keys: Collection[Hashable], address: str) -> Transfer | None:
-        """One request starts; ``None`` if it is not traced."""
+        """One request starts; ``None`` if it is not followed."""
         transfer = Transfer(address, len(keys), time.time())
         try:
             transfer.fragment = self._listener.transfer_started(transfer, iter(()), True)
         except Exception:
             self._guard.fault("gather")
-        return transfer if transfer.listener is not None else None
+        return transfer if transfer.followed else None
 
     async def follow(self, transfer: Transfer, request: Awaitable[Any]) -> Any:
         """The request, its outcome written on ``transfer``."""

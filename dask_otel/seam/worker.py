@@ -11,9 +11,10 @@ Rules
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dask.utils import key_split
@@ -25,6 +26,7 @@ from opentelemetry.context import Context, attach, detach
 from dask_otel import clock, names
 from dask_otel.guard import Guard
 from dask_otel.seam import ANNOTATION, HERE, METRIC, TOPIC, Wraps, actors, errors, last_said
+from dask_otel.seam.gc_pauses import PauseLog
 from dask_otel.seam.run import Ended, Posts, Run
 from dask_otel.seam.transfers import Listener as TransferListener
 from dask_otel.seam.transfers import TransferSeam
@@ -38,13 +40,20 @@ _EMPTY = Context()
 _CLOSING = ("worker-closing", "cancelled-by-worker-close")
 _UNSTARTED = ("waiting", "ready", "constrained")
 _RUNNING = ("executing", "long-running")
+#: Seconds after which pauses are told though no run ends.
+_PAUSES_AFTER = 1.0
 
 
-class Listener(TransferListener, actors.Listener, Protocol):
+class Listener(actors.Listener, Protocol):
     """What the worker's shell must offer."""
 
+    @property
+    def measuring(self) -> bool:
+        """Whether all tasks are to be told, those that came without a context too."""
+
     def run_started(self, run: Run, annotation: object) -> Context | None:
-        """A task starts to execute; returns the context that is to be current in it, ``None`` if untraced."""
+        """A task starts to execute; ``annotation`` is ``None`` if it came with none. Sets ``run.listener`` if its
+        end is to be told; returns the context that is to be current in it, ``None`` if untraced."""
 
     def untraced(self) -> None:
         """The first task that came without a context starts to execute."""
@@ -57,6 +66,9 @@ class Listener(TransferListener, actors.Listener, Protocol):
 
     def never_ran(self, key: Hashable, annotation: object) -> None:
         """A task that was sent here will not run: cancelled or stolen before it started."""
+
+    def paused(self, runs: Iterable[Run], seconds: float) -> None:
+        """These have stood still for a garbage collection of their process."""
 
 
 class _Tee:
@@ -76,12 +88,12 @@ class _Tee:
 class WorkerSeam:
     """Hooks on one worker: tasks here, data in its `TransferSeam`."""
 
-    def __init__(self, worker: Worker, listener: Listener, guard: Guard) -> None:
+    def __init__(self, worker: Worker, listener: Listener, data: TransferListener, guard: Guard) -> None:
         self._worker = worker
         self._listener = listener
         self._guard = guard
         self._wraps = Wraps()
-        self._transfers = TransferSeam(worker, listener, guard)
+        self._transfers = TransferSeam(worker, data, guard)
         self._waiting: dict[Hashable, float] = {}
         self._ready: dict[Hashable, float] = {}
         self._runs: dict[Hashable, Run] = {}
@@ -89,6 +101,8 @@ class WorkerSeam:
         self._delay = self._offset = 0.0
         #: Of the last heartbeats.
         self._readings: deque[float] = deque(maxlen=8)
+        self._pauses: PauseLog | None = None
+        self._next_look: asyncio.TimerHandle | None = None
 
     def install(self) -> None:
         """Wrap the worker's methods."""
@@ -99,6 +113,8 @@ class WorkerSeam:
         errors.install()
         actors.install_worker(worker, self._listener, self._guard, self._wraps)
         worker.metrics[METRIC] = _running
+        self._pauses = PauseLog()
+        self._look_again()
 
     def uninstall(self) -> None:
         """Put everything back."""
@@ -107,6 +123,10 @@ class WorkerSeam:
         errors.uninstall()
         actors.uninstall_worker(self._worker)
         self._worker.metrics.pop(METRIC, None)
+        if self._next_look is not None and self._pauses is not None:
+            self._next_look.cancel()
+            self._pauses.close()
+            self._next_look = self._pauses = None
 
     # -- what is asked of the worker --------------------------------------------------------------------------
     def tell_scheduler(self, message: dict[str, Any]) -> None:
@@ -136,6 +156,13 @@ class WorkerSeam:
 
     def prefix(self, key: Hashable) -> str:
         return str(key_split(key))
+
+    def tags(self, run: Run) -> Sequence[str]:
+        """Names of the user's spans that a run's task is in, outermost first."""
+        annotations = run.state.annotations
+        span = annotations.get("span") if annotations else None
+        names_of: Sequence[str] = span["name"] if span else ()
+        return names_of
 
     def executing(self) -> Iterable[Any]:
         """States of the tasks that run now, seceded ones too."""
@@ -211,14 +238,13 @@ class WorkerSeam:
         waiting = self._waiting.pop(key, None)
         ready = self._ready.pop(key, None)
         state = self._worker.state.tasks.get(key)
-        if state is None or not state.annotations or ANNOTATION not in state.annotations:
+        annotation = state.annotations.get(ANNOTATION) if state is not None and state.annotations else None
+        if state is None or (annotation is None and not self._listener.measuring):
             return self._begin_untraced()
         run = Run(key, state.run_id, state)
         run.is_async = bool(getattr(state.run_spec, "is_coro", False))
         run.waiting, run.ready = waiting, ready
-        context = self._listener.run_started(run, state.annotations[ANNOTATION])
-        if context is None:  # What the client sent with the graph, and no scheduler has taken out.
-            return self._begin_untraced()
+        context = self._listener.run_started(run, annotation)
         if run.listener is not None:
             self._measure(run)
             self._runs[key] = run
@@ -226,7 +252,8 @@ class WorkerSeam:
                 state.state == "cancelled"
             ):  # In the tick in which it was to start: its code runs nevertheless.
                 self._cancel(run)
-        return context
+        # It has an annotation where the client sent one with the graph, and no scheduler has taken it out.
+        return context if context is not None else self._begin_untraced()
 
     def _begin_untraced(self) -> Context:
         if not self._met_untraced:
@@ -240,21 +267,23 @@ class WorkerSeam:
         ledger = callback.__self__
         run.shift = time.time() - time.perf_counter()
         run.start = ledger.start + run.shift
-        for post in ledger.metrics:
-            run.posts.append(post)
-        ledger.metrics = run.posts
+        ledger.run = run
+        if run.itemized:
+            run.posts = Posts()
+            for post in ledger.metrics:
+                run.posts.append(post)
+            ledger.metrics = run.posts
 
     def _wrap_finalize(self, original: Callable[..., None]) -> Callable[..., None]:
         def _finalize_metrics(stim: Any, ledger: Any, span_id: str | None = None) -> None:
-            posts = ledger.metrics
-            ours = type(posts) is Posts
-            if not ours and not hasattr(ledger, "transfer"):
+            run: Run | None = getattr(ledger, "run", None)
+            if run is None and not hasattr(ledger, "transfer"):
                 return original(stim, ledger, span_id)
             tee = _Tee(ledger)
             original(stim, tee, span_id)
             try:
-                if ours:
-                    self._end(posts.run, stim, tee.amounts)
+                if run is not None:
+                    self._end(run, stim, tee.amounts)
                 else:
                     self._transfers.close(stim, ledger, tee.amounts)
             except Exception:
@@ -262,7 +291,27 @@ class WorkerSeam:
 
         return _finalize_metrics
 
+    def _look_again(self) -> None:
+        """In a while, at the pauses that no run's end has told."""
+        self._next_look = asyncio.get_running_loop().call_later(_PAUSES_AFTER, self._look)
+
+    def _look(self) -> None:
+        self._look_again()
+        try:
+            self._tell_pauses()
+        except Exception:
+            self._guard.fault("gc")
+
+    def _tell_pauses(self) -> None:
+        """What runs now and began before a pause was stopped by it: nothing has ended since, or it had been told then."""
+        for start, end, _ in self._pauses.take() if self._pauses is not None else ():
+            stopped = [run for run in self._runs.values() if run.start - run.shift <= start]
+            if stopped:
+                self._listener.paused(stopped, end - start)
+
     def _end(self, run: Run, stim: Any, amounts: list[tuple[Hashable, float, str]]) -> None:
+        if self._pauses:
+            self._tell_pauses()
         if self._runs.get(run.key) is run:
             del self._runs[run.key]
         state = self._worker.state.tasks.get(run.key)

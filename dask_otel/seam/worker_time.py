@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dask_otel.guard import Guard
@@ -69,6 +69,8 @@ class WorkerTimeSeam:
         self._digests: defaultdict[Hashable, float] = defaultdict(int)
         #: Dask's own amounts since a heartbeat, the last or the one before.
         self._since: Mapping[Hashable, float] = {}
+        #: What the keys say.
+        self._activities: dict[Hashable, Activity | None] = {}
 
     def install(self) -> None:
         """Wrap the worker's methods."""
@@ -106,12 +108,26 @@ class WorkerTimeSeam:
 
     def activity(self) -> dict[Activity, float]:
         """Exact totals of Dask's fine metrics: those of ``Worker.digests_total``, span ids summed away."""
-        self._absorb()
-        digests = self._digests.copy()
-        _add(digests, self._since)
+        return self.activity_later()()
+
+    def activity_later(self) -> Callable[[], dict[Activity, float]]:
+        """The same as of now, made of what there is now when it is called: there may be thousands."""
+        # Copies of dictionaries run no Python code: nobody writes to them in between.
+        digests, latest = self._digests.copy(), self._worker.digests_total_since_heartbeat
+        # What was put aside stays there until a heartbeat: to add it is as much work as to sum it up.
+        since = [dict(self._since)] if latest is self._since else [dict(self._since), dict(latest)]
+        return lambda: self._sum_up(digests, since)
+
+    def _sum_up(
+        self, digests: defaultdict[Hashable, float], since: Sequence[Mapping[Hashable, float]]
+    ) -> dict[Activity, float]:
+        for more in since:
+            _add(digests, more)
         found: defaultdict[Activity, float] = defaultdict(int)
         for key, value in digests.items():
-            activity = _activity(key)
+            if key not in self._activities:
+                self._activities[key] = _activity(key)
+            activity = self._activities[key]
             if activity is not None:
                 found[activity] += value
         return dict(found)

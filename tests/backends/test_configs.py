@@ -27,7 +27,9 @@ from opentelemetry.trace import Status, StatusCode
 from .collector import CONFIG, running
 from .jaeger import get, trace, wait_for_trace
 
-OTHERS = {"README.md", "jaeger.yaml", "prometheus.yaml"}
+#: compose.yaml and what is mounted by it have tests in tests/unit/test_dashboards.py, alerts in test_dashboards.py.
+STACK = {"alerts.yaml", "compose-tempo.yaml", "compose.yaml", "grafana", "tempo.yaml"}
+OTHERS = {"README.md", "jaeger.yaml", "prometheus.yaml"} | STACK
 COLLECTOR = {
     "collector-debug.yaml",
     "collector-file.yaml",

@@ -45,11 +45,16 @@ def _samples(request: Any) -> Any:
                         metric.name,
                         metric.unit,
                         metric.sum.is_monotonic,
-                        frozenset((pair.key, pair.value.string_value) for pair in point.attributes),
+                        frozenset((pair.key, text_of(pair.value)) for pair in point.attributes),
                         point.start_time_unix_nano / 1e9,
                         point.time_unix_nano / 1e9,
                         point.as_double if point.HasField("as_double") else point.as_int,
                     )
+
+
+def text_of(value: Any) -> str:
+    """Of an attribute: ``cpython.gc.generation`` is a number."""
+    return str(getattr(value, value.WhichOneof("value")))
 
 
 def last(found: list[Sample]) -> dict[tuple[str, str, frozenset[tuple[str, str]]], Sample]:

@@ -198,6 +198,6 @@ def _open_on_worker(dask_worker: Worker) -> dict[str, str]:
         "runs": seam._runs,
         "waiting": seam._waiting,
         "ready": seam._ready,
-        "sums": telemetry._waiting_sums,
+        "sums": telemetry.sums.waiting,
     }
     return {name: repr(value) for name, value in held.items() if value}

@@ -25,7 +25,9 @@ from tests.unit.drift_run import Seen
 
 SCHEDULER, WORKER, CLIENT = "seam/scheduler.py SchedulerSeam", "seam/worker.py WorkerSeam", "seam/client.py"
 TIME, HANDLERS = "seam/scheduler_time.py SchedulerTimeSeam", "seam/handlers.py HandlerSeam"
+LOOP_PARTS = "seam/loop_parts.py"
 WORKER_TIME = "seam/worker_time.py WorkerTimeSeam"
+STATE, WORKER_STATE = "seam/scheduler_state.py SchedulerStateSeam", "seam/worker_state.py WorkerStateSeam"
 TRANSFERS, ACTORS, ERRORS = "seam/transfers.py TransferSeam", "seam/actors.py", "seam/errors.py"
 
 
@@ -137,7 +139,20 @@ SIGNATURES = [
         "distributed:Scheduler.remove_worker",
         "(self, address, *, …)",
     ),
+    Signature(
+        f"{LOOP_PARTS} LoopPartsSeam._wrap_transitions",
+        "distributed:Scheduler._transitions",
+        "(self, recommendations, client_msgs, worker_msgs, stimulus_id)",
+    ),
     Signature(f"{TIME}._leaves", "distributed:Scheduler.coerce_address", "(self, addr, …)"),
+    Signature(f"{STATE}.install", "distributed:Scheduler._clear_task_state", "(self)"),
+    Signature(f"{STATE}._forget_semaphore", "distributed.semaphore:SemaphoreExtension.close", "(self, name)"),
+    Signature(f"{STATE}._desired", "distributed:Scheduler.adaptive_target", "(self, target_duration)"),
+    Signature(
+        f"{WORKER_STATE}._tasks",
+        "distributed.worker_state_machine:TaskCounter.current_count",
+        "(self, by_prefix)",
+    ),
     Signature(f"{SCHEDULER}.event", "distributed.broker:Broker.truncate", "(self, topic)"),
     Signature(f"{SCHEDULER}.install", "distributed:Scheduler.log_event", "(self, topic, msg)"),
     Signature(f"{WORKER}.tell_scheduler", "distributed:Worker.log_event", "(self, topic, msg)"),
@@ -298,7 +313,7 @@ def _ledger_appends_to_its_list() -> object:
 
 
 def _open_contexts_are_counted() -> object:
-    posts = Posts(None)  # type: ignore[arg-type]
+    posts = Posts()
     with context_meter.add_callback(lambda *post: posts.append(post)):  # type: ignore[arg-type]
         with context_meter.meter("outer"), context_meter.meter("inner"):
             pass
@@ -391,6 +406,19 @@ def _members_are_kept() -> object:
     added = members == {_members_are_kept}
     heap.clear()
     return (added and heap._data is members and not members) or f"{members}"
+
+
+def _changed_with_states() -> object:
+    """Whether what the totals of a prefix are made of changes where one of its tasks comes into a state, and nowhere else."""
+    changes = (".set_nbytes(", ".group.add_duration(", ".prefix.suspicious +=")
+    cls = resolve("distributed:Scheduler")
+    found = {
+        name
+        for owner in cls.__mro__
+        for name, value in vars(owner).items()
+        if inspect.isfunction(value) and any(text in inspect.getsource(value) for text in changes)
+    }
+    return found == {"_transition_processing_memory", "update_data", "remove_worker"} or f"{sorted(found)}"
 
 
 def _ends_are_counted() -> object:
@@ -596,6 +624,112 @@ STATIC = [
         _is_removed_at_once,
     ),
     Fact(
+        "seam/scheduler_state.py _read",
+        "these attributes of a prefix",
+        _has(
+            "distributed.scheduler:TaskPrefix",
+            *("name", "suspicious", "state_counts", "nbytes_total", "states", "_all_durations_us"),
+        ),
+    ),
+    Fact(
+        f"{STATE}._changed",
+        "a prefix to count each time that a task comes into a state",
+        _says("distributed.scheduler", "pf.state_counts[value] += 1"),
+    ),
+    Fact(
+        f"{STATE}._changed",
+        "sizes, durations and suspicions of a prefix to change where its tasks come into states",
+        _changed_with_states,
+    ),
+    Fact(
+        f"{STATE}._forget_prefixes",
+        "a restart to clear prefixes, and nothing else to take one away",
+        _says("distributed.scheduler", "self.task_prefixes,", "self._clear_task_state()"),
+    ),
+    Fact(
+        f"{STATE}._clients",
+        "these totals of a scheduler",
+        _has(
+            "distributed:Scheduler",
+            *("_client_connections_added_total", "_client_connections_removed_total"),
+            *("_workers_added_total", "_workers_removed_total"),
+        ),
+    ),
+    Fact(
+        f"{STATE}._workers",
+        "the sets of workers",
+        _has("distributed.scheduler:SchedulerState", "idle", "saturated", "running", "workers"),
+    ),
+    Fact(
+        f"{STATE}._read_semaphores",
+        "these numbers of semaphores, and this operation",
+        _says(
+            "distributed.semaphore",
+            *('"acquire_total": defaultdict(int)', '"release_total": defaultdict(int)'),
+            *('"average_pending_lease_time": defaultdict(float)', '"pending": defaultdict(int)'),
+            *("self.max_leases = dict()", "self.leases = defaultdict(dict)", '"semaphore_close": self.close'),
+        ),
+    ),
+    Fact(
+        f"{STATE}._stealing",
+        "these numbers of work stealing",
+        _says(
+            "distributed.stealing",
+            *('"request_count_total": defaultdict(int)', '"request_cost_total": defaultdict(int)'),
+        ),
+    ),
+    Fact(
+        f"{WORKER_STATE}._transfers",
+        "these numbers of a worker's state",
+        _has(
+            "distributed.worker_state_machine:WorkerState",
+            *("transfer_incoming_bytes", "transfer_incoming_count", "transfer_incoming_count_total"),
+            *("nbytes", "nthreads", "task_counter"),
+        ),
+    ),
+    Fact(
+        f"{WORKER_STATE}._transfers",
+        "these numbers of a worker",
+        _has(
+            "distributed:Worker",
+            *("transfer_outgoing_bytes", "transfer_outgoing_bytes_total"),
+            *("transfer_outgoing_count", "transfer_outgoing_count_total", "latency"),
+        ),
+    ),
+    Fact(
+        f"{WORKER_STATE}._spill",
+        "these numbers of a spill buffer",
+        _has("distributed.spill:SpillBuffer", "cumulative_metrics", "spilled_total"),
+    ),
+    Fact(
+        "seam/ticks.py TickSeam.install",
+        "a callback that measures ticks",
+        _says("distributed.core", 'self.periodic_callbacks["tick"] = PeriodicCallback('),
+    ),
+    Fact(
+        "seam/ticks.py TickSeam._wrap_tick",
+        "a tick to be the time since the last one",
+        _says("distributed.core", "tick_duration = now - self._last_tick", "self._last_tick = now"),
+    ),
+    Fact(
+        "seam/ticks.py TickSeam._wrap_tick",
+        "tornado to look the callback up each time",
+        _says("tornado.ioloop", "val = self.callback()"),
+    ),
+    Fact(
+        "seam/server_state.py ServerState._monitor",
+        "these of a system monitor",
+        _says("distributed.system_monitor", "self.last_time = monotonic()", "self.last_time = now_mono"),
+    ),
+    Fact(
+        "seam/server_state.py ServerState._gil",
+        "these of a system monitor",
+        _has(
+            "distributed.system_monitor:SystemMonitor",
+            *("monitor_gil_contention", "cumulative_gil_contention", "get_process_memory"),
+        ),
+    ),
+    Fact(
         f"{HANDLERS}.install",
         "handlers to be looked up for each message",
         _says("distributed.core", "handler = self.handlers[op]", "handler = self.stream_handlers[op]"),
@@ -619,6 +753,55 @@ STATIC = [
         f"{HANDLERS}._wrap_select",
         "asyncio to look its selector's select up each time",
         _says("asyncio.base_events", "event_list = self._selector.select(timeout)"),
+    ),
+    Fact(
+        f"{LOOP_PARTS} _Queue",
+        "asyncio to look its queue of callbacks up each time, and to take them out one by one",
+        _says(
+            "asyncio.base_events",
+            "ntodo = len(self._ready)",
+            "handle = self._ready.popleft()",
+            "self._ready.append(handle)",
+        ),
+    ),
+    Fact(
+        f"{LOOP_PARTS} LoopPartsSeam.begins",
+        "these attributes of what asyncio calls",
+        _has("asyncio:Handle", "_callback", "_args"),
+    ),
+    Fact(
+        f"{LOOP_PARTS} _part",
+        "tornado to handle a socket's events by this method, reads and writes apart",
+        _says(
+            "tornado.platform.asyncio",
+            "add_reader(fd, self._handle_events, fd, IOLoop.READ)",
+            "add_writer(fd, self._handle_events, fd, IOLoop.WRITE)",
+        ),
+    ),
+    Fact(
+        f"{LOOP_PARTS} _part",
+        "tornado to call functions by this method",
+        _says("tornado.platform.asyncio", "self._run_callback, functools.partial(callback, *args, **kwargs)"),
+    ),
+    Fact(
+        f"{LOOP_PARTS} _part_of_coroutine",
+        "these coroutines of connections and timers",
+        lambda: (
+            (
+                resolve("distributed.core:Server._handle_comm").__qualname__,
+                resolve("tornado.ioloop:PeriodicCallback._run").__qualname__,
+                resolve("distributed.comm.tcp:TCP.write").__qualname__,
+            )
+            == ("Server._handle_comm", "PeriodicCallback._run", "TCP.write")
+        ),
+    ),
+    Fact(
+        f"{LOOP_PARTS} LoopPartsSeam._wrap_transitions",
+        "all transitions to go through this method",
+        _says(
+            "distributed.scheduler",
+            "self._transitions(recommendations, client_msgs, worker_msgs, stimulus_id)",
+        ),
     ),
     Fact(
         "seam/worker.py _CLOSING",
@@ -684,6 +867,16 @@ STATIC = [
         f"{TRANSFERS}.close",
         "the data of a transfer that succeeded",
         _has("distributed.worker_state_machine:GatherDepSuccessEvent", "data"),
+    ),
+    Fact(
+        f"{TRANSFERS}._wrap_get_data",
+        "a request for data that is refused to be answered by a dictionary, others by none",
+        _says("distributed.worker", 'return {"status": "busy"}', "return Status.dont_reply"),
+    ),
+    Fact(
+        f"{TRANSFERS}._size",
+        "actors to be asked for like data",
+        _says("distributed.worker", "if k in self.state.actors:"),
     ),
     Fact(
         "seam/transfers.py _OUTCOMES",

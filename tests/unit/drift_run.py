@@ -216,7 +216,8 @@ async def _blocked(seen: Seen, client: Client, scheduler: Scheduler, worker: Wor
         ws = scheduler.workers[worker.address]
         await _until(lambda: worker.active_threads)
         seen.active = dict(worker.active_threads)
-        await _until(lambda: ws.executing, worker.heartbeat)
+        # A heartbeat of before may have said what ran then.
+        await _until(lambda: "blocked" in {ts.key for ts in ws.executing}, worker.heartbeat)
         seen.executing = {ts.key: seconds for ts, seconds in ws.executing.items()}
         seen.metric = ws.metrics.get("drift")
     finally:

@@ -25,6 +25,8 @@ class Scheduler:
 
     def __init__(self, detail: int = parents.ACTIVITY, sampled: bool = True) -> None:
         self.now = 1000.0
+        #: Seconds that its process has stood still for garbage collections.
+        self.paused = 5.0
         self.emitted: list[Span] = []
         self._ids = count(1)
         self._run_ids = count(1)
@@ -36,6 +38,7 @@ class Scheduler:
             sample=lambda trace_id, kind: Decision(sampled),
             detail=detail,
             max_age=600.0,
+            paused=lambda: self.paused,
         )
 
     def submit(

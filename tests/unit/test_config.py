@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import dask_otel
 from dask_otel import config
 from dask_otel.config import explain, load
+from dask_otel.instruments import INSTRUMENTS
 from dask_otel.settings import Metrics, Otlp, Settings
 
 #: The package without what its ``__init__`` imports, for a new process.
@@ -70,7 +71,15 @@ def test_the_schema_refuses_what_load_complains_about(key, value):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("enabled", "yes"), ("enabled", None), ("span-names", [["a"]]), ("span-names", 1), ("x", 1)],
+    [
+        ("enabled", "yes"),
+        ("enabled", None),
+        ("span-names", [["a"]]),
+        ("span-names", 1),
+        ("exclude", [["a"]]),
+        ("exclude", "dask.worker.*"),
+        ("x", 1),
+    ],
 )
 def test_the_schema_refuses_what_is_wrong_about_metrics(key, value):
     with pytest.raises(jsonschema.ValidationError):
@@ -78,7 +87,8 @@ def test_the_schema_refuses_what_is_wrong_about_metrics(key, value):
 
 
 def test_the_schema_takes_what_is_right_about_metrics():
-    jsonschema.validate({"otel": {"metrics": {"enabled": False, "span-names": ["load", "train"]}}}, SCHEMA)
+    right = {"enabled": False, "span-names": ["load", "train"], "exclude": ["dask.worker.*"]}
+    jsonschema.validate({"otel": {"metrics": right}}, SCHEMA)
 
 
 # -- load --------------------------------------------------------------------------------------------------------
@@ -113,6 +123,32 @@ def test_the_schema_takes_what_is_right_about_metrics():
         ("otel.metrics.span_names", (" load ", 2024, ""), "metrics", Metrics(span_names=("load", "2024"))),
         ("otel.metrics.span-names", "load, train", "metrics", Metrics(span_names=("load", "train"))),
         ("otel.metrics.span-names", [], "metrics", Metrics()),
+        (
+            "otel.metrics.exclude",
+            ["dask.worker.spill.*", " DASK.GC.PAUSE", "dask.worker.spill.activity.time"],
+            "metrics",
+            Metrics(
+                exclude=(
+                    "dask.worker.spill.activity.time",
+                    "dask.worker.spill.size",
+                    "dask.worker.spill.operations",
+                    "dask.gc.pause",
+                )
+            ),
+        ),
+        (
+            "otel.metrics.exclude",
+            "dask.gc.pause,dask.event_loop.lag",
+            "metrics",
+            Metrics(exclude=("dask.gc.pause", "dask.event_loop.lag")),
+        ),
+        (
+            "otel.metrics.exclude",
+            "*",
+            "metrics",
+            Metrics(exclude=tuple(instrument.name for instrument in INSTRUMENTS)),
+        ),
+        ("otel.metrics.exclude", [], "metrics", Metrics()),
         ("otel.metrics", None, "metrics", Metrics()),
     ],
 )
@@ -194,7 +230,7 @@ def test_a_key_of_dasks_configuration_is_used(key, value, field, expected):
             (
                 "otel.exporter.otlp.endpoint.of.mine is not a key of dask-otel; it has otel.traces.detail, "
                 "otel.traces.user-spans, otel.traces.url, otel.traces.computation.max-age, otel.metrics.enabled, "
-                "otel.metrics.span-names, otel.cluster.name."
+                "otel.metrics.span-names, otel.metrics.exclude, otel.cluster.name."
             ),
         ),
     ],
@@ -202,6 +238,30 @@ def test_a_key_of_dasks_configuration_is_used(key, value, field, expected):
 def test_a_wrong_key_or_value_gives_one_sentence_and_the_default(key, value, complaint):
     with dask.config.set({key: value}):
         assert load({}) == Settings(complaints=(complaint,))
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("dask.worker.memory.used", "did you mean dask.worker.memory.usage"),
+        ("dask.spill.size", "did you mean dask.worker.spill.size"),
+        ("dask.works.*", None),
+        ("x", None),
+        ("", None),
+    ],
+)
+def test_a_metric_that_is_excluded_and_unknown_gives_one_sentence_and_the_others_are_excluded(name, advice):
+    with dask.config.set({"otel.metrics.exclude": ["dask.gc.pause", name]}):
+        settings = load({})
+    assert settings.metrics == Metrics(exclude=("dask.gc.pause",))
+    if not name:
+        assert settings.complaints == ()
+        return
+    (complaint,) = settings.complaints
+    told = advice or "they look like dask.worker.activity.time, and patterns like dask.worker.*."
+    assert complaint.startswith(
+        f"otel.metrics.exclude names {name!r}, which is no metric of dask-otel; {told}"
+    )
 
 
 def test_a_section_that_is_no_section_is_complained_about():
@@ -247,18 +307,19 @@ def test_an_exporter_that_is_installed_is_known(tmp_path, monkeypatch):
 
 
 def test_dasks_environment_variables_work_in_a_new_process():
-    code = "from dask_otel.config import load; s = load(); print(s.detail, s.user_spans, s.max_age, s.metrics.span_names, s.complaints)"
+    code = "from dask_otel.config import load; s = load(); print(s.detail, s.user_spans, s.max_age, s.metrics.span_names, s.metrics.exclude, s.complaints)"
     environ = {
         "DASK_OTEL__TRACES__DETAIL": "task",
         "DASK_OTEL__TRACES__USER_SPANS": "false",
         "DASK_OTEL__TRACES__COMPUTATION__MAX_AGE": "1 min",
         "DASK_OTEL__METRICS__SPAN_NAMES": "['load', 'train']",
+        "DASK_OTEL__METRICS__EXCLUDE": "dask.gc.*",
         "PYTHONPATH": ":".join(sys.path),
     }
     out = subprocess.run(
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
     )
-    assert out.stdout == "task False 60.0 ('load', 'train') ()\n"
+    assert out.stdout == "task False 60.0 ('load', 'train') ('dask.gc.pause',) ()\n"
 
 
 def test_reading_it_imports_no_sdk():
@@ -353,6 +414,7 @@ SECRET = "hunter2-hunter2"
                     "max_age",
                     "metrics",
                     "span_names",
+                    "exclude",
                     "cluster",
                     "name",
                     "x",

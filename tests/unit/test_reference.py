@@ -21,6 +21,13 @@ def test_the_reference_page_is_what_the_generator_gives() -> None:
     )
 
 
+def test_the_page_about_endpoints_is_what_the_generator_gives() -> None:
+    generator = runpy.run_path(str(DOCS / "generate.py"))
+    assert (DOCS / "reference" / "prometheus.md").read_text() == generator["endpoints_page"](), (
+        "run: python docs/generate.py"
+    )
+
+
 def test_every_attribute_is_on_the_page() -> None:
     text = (DOCS / "reference" / "telemetry.md").read_text().replace("\\|", "|")
     assert [a.key for a in names.ATTRIBUTES if f"| `{a.key}` |" not in text] == []

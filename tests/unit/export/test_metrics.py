@@ -1,9 +1,10 @@
-"""Metrics on their way: points, zero points, differences, receivers that fail or take none."""
+"""Metrics on their way: receivers that take them, fail, refuse, never answer, or take none."""
 
 from __future__ import annotations
 
 import gzip
 import logging
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,12 +12,12 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from dask_otel.export.bodies import Source
-from dask_otel.export.metric_bodies import Batch, Series, encode
+from dask_otel.export.metric_bodies import Batch
 from dask_otel.export.metrics import MetricExporter
 from dask_otel.instruments import COUNTER, UP_DOWN_COUNTER, Instrument
 from dask_otel.records import Scope
-from dask_otel.series import OTHER, Folding, Measured, measured
-from dask_otel.settings import Otlp
+from dask_otel.series import Measured, measured
+from dask_otel.settings import Metrics, Otlp
 
 from .receivers import Answer, free_port, http_receiver
 
@@ -30,8 +31,8 @@ def exporter() -> Iterator[Any]:
     """Makes exporters to an endpoint, and closes them."""
     made: list[MetricExporter] = []
 
-    def make(endpoint: str, delta: bool = False) -> MetricExporter:
-        made.append(MetricExporter(Otlp(endpoint=endpoint, timeout=5.0), delta))
+    def make(endpoint: str, **settings: Any) -> MetricExporter:
+        made.append(MetricExporter(Metrics(otlp=Otlp(endpoint=endpoint, timeout=5.0), **settings)))
         return made[-1]
 
     yield make
@@ -69,25 +70,6 @@ def sent(receiver: Any) -> list[list[tuple[str, str, float, float, float]]]:
     return [points(gzip.decompress(request.body)) for request in receiver.requests]
 
 
-def test_a_request_holds_resource_scope_and_points_exactly() -> None:
-    body, totals = encode(batch(110.0, seconds(inc=1.5)), Series())
-    expected = ExportMetricsServiceRequest()
-    resource = expected.resource_metrics.add()
-    resource.resource.attributes.add(key="service.name").value.string_value = "dask-worker"
-    resource.resource.attributes.add(key="process.pid").value.int_value = 7
-    scope = resource.scope_metrics.add(schema_url="https://s/1")
-    scope.scope.name, scope.scope.version = "dask_otel", "1"
-    metric = scope.metrics.add(name="work.time", unit="s", description="Seconds.")
-    metric.sum.is_monotonic, metric.sum.aggregation_temporality = True, 2
-    for time, value in ((100, 0.0), (110, 1.5)):
-        point = metric.sum.data_points.add(
-            start_time_unix_nano=100 * 10**9, time_unix_nano=time * 10**9, as_double=value
-        )
-        point.attributes.add(key="prefix").value.string_value = "inc"
-    assert ExportMetricsServiceRequest.FromString(body) == expected
-    assert totals == {("work.time", (("prefix", "inc"),)): 1.5}
-
-
 def test_a_series_that_is_new_starts_with_zero_at_the_export_before(exporter: Any) -> None:
     with http_receiver() as receiver:
         one = exporter(receiver.url)
@@ -105,21 +87,111 @@ def test_a_series_that_is_new_starts_with_zero_at_the_export_before(exporter: An
         assert (one.exported, one.lost) == (3, 0)
 
 
-def test_differences_hold_what_a_receiver_has_not_taken(exporter: Any) -> None:
-    with http_receiver(Answer(503), Answer()) as receiver:
-        one = exporter(receiver.url, delta=True)
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        # Refused for now or for good, or never reached: the next difference has it.
+        (Answer(503), [(100, 110, 1.0), (100, 120, 4.0), (120, 130, 0.5)]),
+        (Answer(400), [(100, 110, 1.0), (100, 120, 4.0), (120, 130, 0.5)]),
+        # No answer came: it may have been taken.
+        (Answer(drop=True), [(100, 110, 1.0), (110, 120, 3.0), (120, 130, 0.5)]),
+    ],
+)
+def test_differences_hold_what_a_receiver_has_not_taken(exporter: Any, answer: Answer, expected: Any) -> None:
+    with http_receiver(answer, Answer()) as receiver:
+        one = exporter(receiver.url, temporality="delta")
         running = measured(RUNNING, {("inc",): 3})
         for now, value in ((110.0, 1.0), (120.0, 4.0), (130.0, 4.5)):
             one.submit(batch(now, seconds(inc=value), running))
         assert one.flush(10)
-        assert [found[0] for found in sent(receiver)] == [
-            ("work.time", "inc", 100.0, 110.0, 1.0),
-            ("work.time", "inc", 100.0, 120.0, 4.0),
-            ("work.time", "inc", 120.0, 130.0, 0.5),
-        ]
+        assert [found[0] for found in sent(receiver)] == [("work.time", "inc", *told) for told in expected]
         # What may fall is told as it is.
         assert sent(receiver)[-1][-1] == ("running.time", "inc", 100.0, 130.0, 3)
-        assert one.lost == 2
+        assert (one.exported, one.lost) == (4, 2)
+
+
+def test_the_zero_point_of_a_series_comes_again_where_it_was_not_taken(exporter: Any) -> None:
+    with http_receiver(Answer(503), Answer()) as receiver:
+        one = exporter(receiver.url)
+        for now in (110.0, 120.0, 130.0):
+            one.submit(batch(now, seconds(inc=1.0)))
+        assert one.flush(10)
+        zero = ("work.time", "inc", 100.0, 100.0, 0.0)
+        assert [found[0] == zero for found in sent(receiver)] == [True, True, False]
+
+
+def test_the_last_values_of_a_server_are_sent_again_until_they_are_taken(exporter: Any) -> None:
+    with http_receiver(Answer(503), Answer()) as receiver:
+        one = exporter(receiver.url)
+        one.submit(batch(110.0, seconds(inc=1.0))._replace(last=True))
+        assert one.flush(10)
+        assert [found[-1] for found in sent(receiver)] == [("work.time", "inc", 100.0, 110.0, 1.0)] * 2
+        assert (one.exported, one.lost) == (1, 0)
+
+
+def test_the_last_values_are_tried_no_longer_than_an_export_may_take(exporter: Any) -> None:
+    with http_receiver(Answer(503)) as receiver:
+        one = exporter(receiver.url, timeout=0.1)
+        one.submit(batch(110.0, seconds(inc=1.0))._replace(last=True))
+        assert one.flush(10)
+        assert (len(receiver.requests), one.lost, one._series) == (1, 1, {})
+
+
+def test_an_export_takes_no_longer_than_it_may(exporter: Any) -> None:
+    with http_receiver(Answer(hang=True), Answer()) as receiver:
+        one = exporter(receiver.url, timeout=0.2)
+        one.submit(batch(110.0, seconds(inc=1.0)))
+        one.submit(batch(120.0, seconds(inc=2.0)))
+        assert one.flush(3)
+        assert (one.exported, one.lost) == (1, 1)
+
+
+def test_a_server_stays_the_same_where_more_is_known_of_its_resource(exporter: Any) -> None:
+    with http_receiver() as receiver:
+        one = exporter(receiver.url, temporality="delta")
+        for now, more in ((110.0, ()), (120.0, (("dask.cluster.id", "c"),))):
+            source = Source((("service.instance.id", "w1"), *more), SOURCE.scope)
+            one.submit(batch(now, seconds(inc=now))._replace(source=source))
+        assert one.flush(10)
+        assert sent(receiver) == [
+            [("work.time", "inc", 100.0, 110.0, 110.0)],
+            [("work.time", "inc", 110.0, 120.0, 10.0)],
+        ]
+
+
+def test_a_metric_that_is_excluded_is_not_sent_nor_a_request_without_any(exporter: Any) -> None:
+    with http_receiver() as receiver:
+        one = exporter(receiver.url, exclude=("work.time",))
+        one.submit(batch(110.0, seconds(inc=1.0)))
+        one.submit(batch(120.0, seconds(inc=1.0), measured(RUNNING, {("inc",): 3})))
+        assert one.flush(10)
+        assert sent(receiver) == [[("running.time", "inc", 110.0, 120.0, 3)]]
+
+
+def test_too_many_series_are_said_once(exporter: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with http_receiver() as receiver, caplog.at_level(logging.WARNING, "dask_otel"):
+        one = exporter(receiver.url)
+        for now in (110.0, 120.0):
+            one.submit(batch(now, seconds(**{f"p{number}": 1 for number in range(5_000)})))
+        assert one.flush(10)
+        assert [sum(value for *_, value in found) for found in sent(receiver)] == [5_000, 5_000]
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == (
+        "dask-otel: a server has more than 3000 series of metrics, work.time among them: what exceeds them is added up "
+        "under the attribute otel.metric.overflow. Set otel.metrics.exclude to metrics that you do not need."
+    )
+
+
+def test_of_what_waits_the_oldest_gives_way_but_not_a_servers_last(exporter: Any) -> None:
+    one = exporter("http://127.0.0.1:1/")
+    one._thread = threading.current_thread()  # Nobody sends.
+    last = batch(1.0, seconds(inc=1.0))._replace(last=True)
+    waiting = [batch(float(now), seconds(inc=1.0)) for now in range(110, 200)]
+    for given in (last, *waiting):
+        one.submit(given)
+    assert list(one._batches) == [last, *waiting[-63:]]
+    one._batches.clear()
+    one._thread = None
 
 
 def test_a_server_that_goes_ends_what_may_fall_and_is_forgotten(exporter: Any) -> None:
@@ -164,14 +236,3 @@ def test_a_receiver_that_is_down_holds_nobody_up(exporter: Any, caplog: pytest.L
     assert one.close(1.0)
     assert one.lost > 0
     assert len([record for record in caplog.records if record.name.startswith("dask_otel")]) <= 2
-
-
-def test_prefixes_that_were_given_out_are_kept_and_totals_stay_exact() -> None:
-    folding = Folding(limit=2)
-    folding.choose({"a": 1.0, "b": 3.0, "c": 2.0})
-    values = {("a", "x"): 1.0, ("b", "x"): 3.0, ("c", "x"): 2.0, ("", "y"): 7.0}
-    assert folding.fold(values, 0) == {(OTHER, "x"): 1.0, ("b", "x"): 3.0, ("c", "x"): 2.0, ("", "y"): 7.0}
-    folding.choose({"a": 100.0, "b": 3.0, "c": 2.0, "d": 50.0})
-    values = {("a", "x"): 100.0, ("b", "x"): 3.0, ("c", "x"): 2.0, ("d", "x"): 50.0}
-    assert folding.fold(values, 0) == {(OTHER, "x"): 150.0, ("b", "x"): 3.0, ("c", "x"): 2.0}
-    assert folding.folded == 2

@@ -131,7 +131,7 @@ def test_the_receivers_time_to_wait_is_kept(otlp: Any) -> None:
 
 def test_patience_ends(otlp: Any) -> None:
     sink, sender, closing, _ = otlp(Outcome(RETRY, "down"), Outcome(RETRY, "down", after=99.0), patience=30.0)
-    assert deliver(sink) == Fates(failed=5)
+    assert deliver(sink) == Fates(failed=5, given_up=5)
     assert (len(sender.sent), len(closing.waited)) == (2, 1)
 
 
@@ -181,7 +181,7 @@ def test_settings_that_make_no_sender_are_said_and_cost_the_spans() -> None:
 def test_spans_that_cannot_be_encoded_have_failed(otlp: Any) -> None:
     sink, _, _, said = otlp(Outcome(DELIVERED))
     sink.deliver([(SOURCE, [span(1), span(2, trace_id=b""), span(3)])])
-    assert sink.fates == Fates(exported=2, failed=1)
+    assert sink.fates == Fates(exported=2, failed=1, unmade=1)
     assert said[0].startswith("dask-otel: encoding: ValueError: ")
 
 
