@@ -19,7 +19,7 @@ from .test_prometheus import ask_until
 
 
 def one_point(instrument: Instrument) -> Measured:
-    values = tuple("x" for _ in instrument.attributes)
+    values = tuple("0" for _ in instrument.attributes)
     counts = (1, *[0 for _ in instrument.boundaries])
     value = Histogram(1, 1.0, 1.0, 1.0, counts) if instrument.kind == HISTOGRAM else 1
     return measured(instrument, {values: value})
