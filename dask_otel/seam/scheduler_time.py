@@ -27,7 +27,7 @@ from distributed.core import Status
 
 from dask_otel.guard import Guard
 from dask_otel.idle_time import NOTHING, IdleTime
-from dask_otel.seam import Wraps
+from dask_otel.seam import Wraps, members
 from dask_otel.seam.handlers import HandlerSeam, selector_of
 
 if TYPE_CHECKING:
@@ -57,8 +57,9 @@ class SchedulerTimeSeam:
         self._wraps = Wraps()
         self._handlers = HandlerSeam(scheduler, guard, clock, self._turn)
         self._idle = IdleTime(clock())
-        #: Addresses of workers whose tasks, status or being have changed since the last look.
-        self._changed: set[str] = set()
+        #: Workers whose tasks, status or being have changed since the last look, by address.
+        self._changed: dict[str, WorkerState] = {}
+        self._queued = members(scheduler.queued)
         #: By what else it is known that nothing has.
         self._transitions = self._updating = -1
         self._next_look: asyncio.TimerHandle | None = None
@@ -121,18 +122,19 @@ class SchedulerTimeSeam:
         if not changed and transitions == self._transitions and updating == self._updating:
             return
         self._transitions, self._updating = transitions, updating
-        for address in changed:
-            ws = scheduler.workers.get(address)
-            if ws is None:
+        for address, ws in changed.items():
+            # A worker that has left may be told once more, after another has come by its address.
+            known = ws if ws.status is _RUNNING else scheduler.workers.get(address)
+            if known is None:
                 has = NOTHING
             else:
-                tasks = len(ws.processing)
-                spare = ws.nthreads - tasks + len(ws.long_running)
-                has = (0 if spare > 0 and ws.status is not _RUNNING else spare, tasks)
+                tasks = len(known.processing)
+                spare = known.nthreads - tasks + len(known.long_running)
+                has = (0 if spare > 0 and known.status is not _RUNNING else spare, tasks)
             if has != idle.workers.get(address, NOTHING):
                 idle.worker(address, *has, now)
         changed.clear()
-        elsewhere = (len(scheduler.queued), len(scheduler.unrunnable), updating)
+        elsewhere = (len(self._queued), len(scheduler.unrunnable), updating)
         if elsewhere != idle.elsewhere:
             idle.others(*elsewhere, now)
 
@@ -151,7 +153,7 @@ class SchedulerTimeSeam:
         @functools.wraps(original)
         def check_idle_saturated(ws: WorkerState, occ: float = -1.0) -> None:
             original(ws, occ)
-            changed.add(ws.address)
+            changed[ws.address] = ws
 
         return check_idle_saturated
 
@@ -164,7 +166,7 @@ class SchedulerTimeSeam:
                 original(status, worker, *args, **kwargs)
             finally:
                 try:
-                    self._changed.add(worker if isinstance(worker, str) else worker.address)
+                    self._note(worker if isinstance(worker, str) else worker.address)
                 except Exception:
                     self._guard.fault("idle_time")
 
@@ -186,4 +188,9 @@ class SchedulerTimeSeam:
     def _leaves(self, address: str) -> None:
         scheduler = self._scheduler
         if scheduler.status is not Status.closed:
-            self._changed.add(address if address in scheduler.workers else scheduler.coerce_address(address))
+            self._note(address if address in scheduler.workers else scheduler.coerce_address(address))
+
+    def _note(self, address: str) -> None:
+        ws = self._scheduler.workers.get(address)
+        if ws is not None:
+            self._changed[address] = ws

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dask_otel.guard import Guard
 from dask_otel.intervals import text
 from dask_otel.running_time import RunningTime
-from dask_otel.seam import Wraps
+from dask_otel.seam import Wraps, members
 from dask_otel.thread_time import ThreadTime
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class WorkerTimeSeam:
         """Called three times a task: it looks at what it can without a call of Python code."""
         clock, change, fault = self._clock, self._change, self._guard.fault
         executing, away, waiting = state.executing, state.long_running, state.waiting
-        ready, constrained = _plain(state.ready), _plain(state.constrained)
+        ready, constrained = members(state.ready), members(state.constrained)
 
         def handle_stimulus(*stims: Any) -> None:
             now = clock()
@@ -199,11 +199,6 @@ def _add(digests: defaultdict[Hashable, float], more: Mapping[Hashable, float]) 
         key = _fine(name)
         if key is not None:
             digests[key] += value
-
-
-def _plain(heap: Any) -> Any:
-    """The set within one of distributed's ``HeapSet``, whose length is a call of Python code."""
-    return getattr(heap, "_data", heap)
 
 
 def _fine(name: Any) -> tuple[Any, ...] | None:

@@ -13,13 +13,13 @@ from dask_otel.export.metrics import MetricExporter
 from dask_otel.instruments import HISTOGRAM, INSTRUMENTS, Instrument
 from dask_otel.process import SCOPE
 from dask_otel.series import Measured, measured
-from dask_otel.settings import Otlp
+from dask_otel.settings import Metrics, Otlp
 
 from .test_prometheus import ask_until
 
 
 def one_point(instrument: Instrument) -> Measured:
-    values = tuple("x" for _ in instrument.attributes)
+    values = tuple("0" for _ in instrument.attributes)
     counts = (1, *[0 for _ in instrument.boundaries])
     value = Histogram(1, 1.0, 1.0, 1.0, counts) if instrument.kind == HISTOGRAM else 1
     return measured(instrument, {values: value})
@@ -28,7 +28,7 @@ def one_point(instrument: Instrument) -> Measured:
 def test_every_metric_has_its_name_in_prometheus(collector_http: str, prometheus: str) -> None:
     job = f"names-{uuid.uuid4().hex}"
     source = Source((("service.name", job), ("service.instance.id", "1")), SCOPE)
-    exporter = MetricExporter(Otlp(endpoint=f"{collector_http}/v1/metrics"))
+    exporter = MetricExporter(Metrics(otlp=Otlp(endpoint=f"{collector_http}/v1/metrics")))
     now = time.time()
     exporter.submit(Batch(source, now - 10, now, [one_point(one) for one in INSTRUMENTS]))
     assert exporter.flush(30)

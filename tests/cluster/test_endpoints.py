@@ -298,13 +298,13 @@ def compare(one: Seen, shown: Shown) -> set[str]:
 
 
 def compare_increase(one: Seen, shown: Shown, key: tuple[str, frozenset[tuple[str, str]]]) -> set[str]:
-    """Compare what a sum has risen by during the run; each side has a little work of its own within."""
+    """Compare what a sum has risen by during the run; each side has work of its own within, and may be put aside in it."""
     assert one.first is not None
     ours = (shown.instrument.name, frozenset(shown.attributes))
     if ours in one.sent:
         risen = one.sent[ours] - one.first.sent.get(ours, 0)
-        assert one.before[key] - one.first.after[key] <= risen * 1.2 + 5e-3, shown.name
-        assert risen <= (one.after[key] - one.first.before[key]) * 1.2 + 5e-3, shown.name
+        assert one.before[key] - one.first.after[key] <= risen * 1.5 + 0.05, shown.name
+        assert risen <= (one.after[key] - one.first.before[key]) * 1.5 + 0.05, shown.name
     return {shown.name}
 
 

@@ -244,7 +244,10 @@ def test_workers_that_come_and_go_bring_and_take_their_threads() -> None:
             assert await cluster.spent() == {"no-client-work": 40}
             await cluster.scheduler.remove_worker(leaving, stimulus_id="test")
             assert await cluster.spent() == {"no-client-work": 40}
+            gone = cluster.scheduler.workers[lost]
             await cluster.client.scheduler.unregister(address=lost, stimulus_id="test")
+            assert await cluster.spent() == {"no-client-work": 20}
+            cluster.scheduler.check_idle_saturated(gone)  # As stealing does whose answer comes late.
             assert await cluster.spent() == {"no-client-work": 20}
             assert len(cluster.seam._idle.workers) == 1
 

@@ -465,7 +465,7 @@ STATIC = [
         _sets_are_kept,
     ),
     Fact(
-        "seam/worker_time.py _plain",
+        "seam/__init__.py members",
         "a HeapSet to keep its members in a set of its own",
         _members_are_kept,
     ),
