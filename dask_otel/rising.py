@@ -18,7 +18,7 @@ FORGOTTEN = "forgotten"
 
 
 class Folds(Protocol):
-    """What keeps prefixes few: `series.Folding`."""
+    """What keeps prefixes few: `folding.Folding`."""
 
     @property
     def rooms(self) -> int: ...
@@ -89,7 +89,7 @@ class PrefixTotals:
 
     Examples
     --------
-    >>> from dask_otel.series import Folding
+    >>> from dask_otel.folding import Folding
     >>> totals = PrefixTotals(Folding(limit=1), ["memory"])
     >>> totals.update([Prefix("inc", 0, 2_000_000, 0, 28, (1,), {"memory": 1})])
     >>> totals.forget()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dask_otel import instruments
 from dask_otel.durations import Kept, TaskDurations, TransferDurations
 from dask_otel.export.metric_bodies import Later
+from dask_otel.folding import Folding
 from dask_otel.guard import Guard
 from dask_otel.health import Health
 from dask_otel.instruments import Instrument
@@ -17,7 +18,7 @@ from dask_otel.outlet import Outlet
 from dask_otel.overhead import Overhead
 from dask_otel.seam.worker_state import WorkerStateSeam
 from dask_otel.seam.worker_time import Activity, WorkerTimeSeam
-from dask_otel.series import Folding, Measured, by, keyed, listed, measured
+from dask_otel.series import Measured, by, keyed, listed, measured
 
 if TYPE_CHECKING:
     from distributed import Worker
