@@ -24,7 +24,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from dask_otel import about_us, names, provided
 from dask_otel.distributions import Histograms
 from dask_otel.export.metric_bodies import Batch, Later, Once, made
-from dask_otel.feed import Feed, Series, totals
+from dask_otel.feed import Feed, SeriesKey, totals
 from dask_otel.guard import Guard
 from dask_otel.outlet import SCOPE, Outlet
 from dask_otel.process import application_meter_provider, components, metric_exporters_for
@@ -101,7 +101,7 @@ class Meter:
         self._look: asyncio.TimerHandle | None = None
         self._feed: tuple[provided.Provided, Feed] | None = None
         #: What has gone our own way, once that is not taken any more.
-        self._before: dict[Series, float] | None = None
+        self._before: dict[SeriesKey, float] | None = None
         self._began = 0.0
         self._making = Lock()
 
