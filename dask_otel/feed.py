@@ -13,17 +13,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from threading import Event
 
-from dask_otel.budget import OVERFLOWING, Budget
+from dask_otel.budget import Budget, shown
 from dask_otel.export.metric_bodies import TOTALS, Later, made
 from dask_otel.histograms import Exemplar, Histogram, Value
-from dask_otel.instruments import COUNTER, HISTOGRAM, INSTRUMENTS, OVERFLOW
+from dask_otel.instruments import COUNTER, HISTOGRAM, INSTRUMENTS
 from dask_otel.records import Attributes
-from dask_otel.replay import since
-from dask_otel.series import Measured, attributes
+from dask_otel.replay import values_since
+from dask_otel.series import Measured
 
 #: What a series is told by on one server: its instrument's name and its attributes.
 Series = tuple[str, Attributes]
-_OVERFLOWN: Attributes = ((OVERFLOW, True),)
 _BOUNDARIES = {instrument.name: instrument.boundaries for instrument in INSTRUMENTS}
 
 
@@ -118,7 +117,7 @@ class Feed:
             self.last = self._bounded(self.unread.popleft())
             for key, now in _histograms(self.last):
                 before, self.replayed[key] = self.replayed.get(key), now
-                for value, exemplar in since(before, now, _BOUNDARIES[key[0]]):
+                for value, exemplar in values_since(before, now, _BOUNDARIES[key[0]]):
                     yield key, exemplar, value
             for key, total in totals(self.last):
                 self.given[key] = total - self.before.get(key, 0)
@@ -156,7 +155,7 @@ def _histograms(found: Iterable[Measured]) -> Iterator[tuple[Series, Histogram]]
 def _points(of: Measured) -> Iterator[tuple[Series, Value]]:
     instrument, values = of
     for told, value in values.items():
-        yield (instrument.name, _OVERFLOWN if told == OVERFLOWING else attributes(instrument, told)), value
+        yield (instrument.name, shown(instrument, told)), value
 
 
 def _nobody(last: bool) -> None:

@@ -76,7 +76,7 @@ class Meter:
     ----------
     outlet:
         The server's: whose resource they bear and by whose settings they go.
-    seam:
+    counting:
         Counts while it is installed.
     collect:
         Gives the points at this moment; what takes longer to make of what is there now as a function, which another
@@ -84,10 +84,14 @@ class Meter:
     """
 
     def __init__(
-        self, outlet: Outlet, seam: Counting, collect: Callable[[], Iterable[Measured | Later]], guard: Guard
+        self,
+        outlet: Outlet,
+        counting: Counting,
+        collect: Callable[[], Iterable[Measured | Later]],
+        guard: Guard,
     ) -> None:
         self._outlet = outlet
-        self._seam = seam
+        self._counting = counting
         self._collect = collect
         self._guard = guard
         #: Makes the server's histograms.
@@ -151,11 +155,11 @@ class Meter:
 
     def _end(self) -> None:
         about_us.leave(self)
-        self._seam.uninstall()
+        self._counting.uninstall()
 
     def _begin(self, form: Metrics) -> None:
         self.histograms.begin(form)
-        self._seam.install()
+        self._counting.install()
         self._began = time.time()
 
     def _found(self) -> list[Measured | Later]:

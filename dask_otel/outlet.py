@@ -14,7 +14,7 @@ from dask_otel.carried import Decision
 from dask_otel.export.bodies import Source
 from dask_otel.export.queue import Emitter
 from dask_otel.export.readable import from_scope
-from dask_otel.process import application_provider, pipeline_for, say_once
+from dask_otel.process import application_meter_provider, application_provider, pipeline_for, say_once
 from dask_otel.provider import OwnProvider, span_limits
 from dask_otel.records import Attributes, Scope, Value
 from dask_otel.settings import Settings
@@ -82,7 +82,8 @@ class Outlet:
         """Say what to type where nobody said where to send; a warning in the process of whoever asked for us."""
         settings = self.settings
         told = settings.exporters or settings.exporting_metrics or settings.disabled
-        if not told and application_provider() is None:
+        metered = settings.metrics.enabled and application_meter_provider() is not None
+        if not (told or metered) and application_provider() is None:
             say_once(config.explain(), level=logging.WARNING if loud else logging.INFO)
 
     def decide(self, trace_id: bytes, name: str, kind: int) -> Decision:

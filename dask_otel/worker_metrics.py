@@ -36,7 +36,7 @@ _OF_UNIT = {
 class WorkerMetrics:
     """The metrics of one worker.
 
-    What Dask's fine metrics say is summed up and folded in the exporter's thread: there may be thousands of them.
+    What is by task prefix is summed up and folded in the exporter's thread: there may be thousands of them.
     """
 
     def __init__(self, worker: Worker, outlet: Outlet, guard: Guard) -> None:

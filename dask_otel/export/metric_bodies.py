@@ -19,13 +19,12 @@ from threading import Lock
 from time import sleep
 from typing import Any, NamedTuple, TypeVar
 
-from dask_otel.budget import MAX_SERIES, OVERFLOWING, Budget
+from dask_otel.budget import MAX_SERIES, Budget, shown
 from dask_otel.export import metric_wire
 from dask_otel.export.bodies import Source, around
 from dask_otel.histograms import Histogram, Value, fell, nothing, risen, since
-from dask_otel.instruments import COUNTER, HISTOGRAM, OVERFLOW, Instrument
-from dask_otel.records import Attributes
-from dask_otel.series import Measured, attributes
+from dask_otel.instruments import COUNTER, HISTOGRAM, Instrument
+from dask_otel.series import Measured
 
 #: Kinds whose points are totals that never fall.
 TOTALS = (COUNTER, HISTOGRAM)
@@ -192,8 +191,7 @@ class Series:
         return [point for point in points if point]
 
     def _new(self, instrument: Instrument, of: tuple[str, ...], value: Value | None) -> _One:
-        pairs: Attributes = ((OVERFLOW, True),) if of == OVERFLOWING else attributes(instrument, of)
-        return _One(self._before, metric_wire.head(instrument, pairs, value))
+        return _One(self._before, metric_wire.head(instrument, shown(instrument, of), value))
 
     def _total(self, one: _One, value: Value) -> bytes:
         sent, zero = one.sent, b""

@@ -242,8 +242,10 @@ class MetricExporter:
 
     def _give_up(self, reason: str) -> None:
         self._stop_for_good(
-            f"{self._where} takes no metrics ({reason.partition(' (')[0]}): none are sent. Set OTEL_METRICS_EXPORTER=none, "
-            "or OTEL_EXPORTER_OTLP_METRICS_ENDPOINT to what takes them."
+            f"{self._where} takes no metrics at the path that they were sent to ({reason.partition(' (')[0]}): no more are "
+            "sent. Set OTEL_EXPORTER_OTLP_METRICS_ENDPOINT to the whole URL of what takes them (of Prometheus "
+            "http://<prometheus>:9090/api/v1/otlp/v1/metrics, started with --web.enable-otlp-receiver), or "
+            "OTEL_METRICS_EXPORTER=none."
         )
 
     def _stop_for_good(self, sentence: str) -> None:

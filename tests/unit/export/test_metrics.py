@@ -223,8 +223,10 @@ def test_a_receiver_that_takes_no_metrics_is_said_once_and_left_alone(
         assert len(receiver.requests) == 1
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == (
-        f"dask-otel: {receiver.url.removesuffix('/v1/traces')} takes no metrics (HTTP 404 Not Found): none are sent. Set "
-        "OTEL_METRICS_EXPORTER=none, or OTEL_EXPORTER_OTLP_METRICS_ENDPOINT to what takes them."
+        f"dask-otel: {receiver.url.removesuffix('/v1/traces')} takes no metrics at the path that they were sent to (HTTP 404 "
+        "Not Found): no more are sent. Set OTEL_EXPORTER_OTLP_METRICS_ENDPOINT to the whole URL of what takes them (of "
+        "Prometheus http://<prometheus>:9090/api/v1/otlp/v1/metrics, started with --web.enable-otlp-receiver), or "
+        "OTEL_METRICS_EXPORTER=none."
     )
 
 
