@@ -15,7 +15,7 @@ Rules
 Notes
 -----
 What asyncio does between two callbacks is the first one's. Reading and deserializing messages are of the connection's
-task, which is a handler's (``register-worker``, ``register-client``) if the connection came after it was wrapped.
+task.
 """
 
 from __future__ import annotations
