@@ -100,16 +100,6 @@ class MetricExporter:
         """Points whose export has ended, by `error.type`: those that arrived have none."""
         return dict(self._settled)
 
-    @property
-    def exported(self) -> int:
-        """Points that were taken."""
-        return self._settled[""]
-
-    @property
-    def lost(self) -> int:
-        """Points that were not."""
-        return sum(self.settled.values()) - self.exported
-
     def submit(self, batch: Batch) -> None:
         """Send it soon."""
         if self._closing.is_set():
@@ -231,7 +221,8 @@ class MetricExporter:
     def _count(self, outcome: Outcome, points: int, error: str) -> None:
         lost = points if outcome.fate != DELIVERED else min(max(outcome.rejected, 0), points)
         self._settled[""] += points - lost
-        self._settled[error or _ERRORS[outcome.fate]] += lost
+        if lost:
+            self._settled[error or _ERRORS[outcome.fate]] += lost
         if outcome.fate != DELIVERED or outcome.reason:
             self._complaints.lost(lost, self._where, outcome.reason or "rejected without a reason")
 
