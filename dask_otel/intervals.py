@@ -15,7 +15,9 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from math import isfinite
+from operator import index
+from typing import Any, NamedTuple
 
 from dask_otel.names import ACTIVITY_COMPUTE
 
@@ -33,6 +35,35 @@ def text(label: Hashable) -> str:
     if isinstance(label, tuple):
         return ".".join(map(str, label))
     return str(label)
+
+
+def number(value: Any) -> float | None:
+    """An amount as a plain number, an integer in 64 bits; ``None`` where it is none.
+
+    Users may meter what they like, and NumPy's integers often: they add up, but msgpack and OTLP do not take them.
+
+    Examples
+    --------
+    >>> import decimal
+    >>> number(3), number(True), number(decimal.Decimal("1.5")), number(2**63)
+    (3, 1, 1.5, 9.223372036854776e+18)
+    >>> number(float("nan")), number(1j), number("3")
+    (None, None, None)
+    """
+    if type(value) is float:
+        return value if isfinite(value) else None
+    if isinstance(value, (str, bytes)):
+        return None
+    try:
+        whole = index(value)
+        return whole if -(2**63) <= whole < 2**63 else float(whole)
+    except (TypeError, OverflowError):
+        pass
+    try:
+        found = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return found if isfinite(found) else None
 
 
 class Amounts(NamedTuple):

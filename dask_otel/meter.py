@@ -159,8 +159,9 @@ class Meter:
 
     def _begin(self, form: Metrics) -> None:
         self.histograms.begin(form)
-        self._counting.install()
+        # Before: no total is more than the time since then allows, however long the rest takes.
         self._began = time.time()
+        self._counting.install()
 
     def _found(self) -> list[Measured | Later]:
         found = [one if isinstance(one, Measured) else partial(self._make, one) for one in self._collect()]

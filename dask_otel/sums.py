@@ -4,7 +4,7 @@ Rules
 -----
 1. Standard library only; no clock.
 2. Every attempt is added once, whether a span of it is sent or not; a dispatch that came to no attempt is counted.
-3. What travels is lists of numbers and text: msgpack takes it as it is.
+3. What travels is lists of plain numbers and text, whatever users meter: msgpack takes it as it is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from typing import Any
 
-from dask_otel.intervals import text
+from dask_otel.intervals import number, text
 
 #: Relative width of a bucket of durations: a quantile is off by at most 1 % (Masson et al., DDSketch, 2019).
 RELATIVE_ERROR = 0.01
@@ -86,7 +86,10 @@ class Sums:
         self.seconds[outcome] += seconds
         totals = self.amounts
         for label, value, unit in amounts:
-            totals[label, unit] += value
+            try:
+                totals[label, unit] += value
+            except Exception:  # It may be anything, with arithmetic of its own.
+                totals[label, unit] = math.nan
         self.buckets[math.ceil(math.log(seconds) / _LOG_GAMMA) if seconds > _SMALLEST else -(10**6)] += 1
         if seconds < self.minimum:
             self.minimum = seconds
@@ -137,11 +140,15 @@ class Sums:
         """A list of plain lists and numbers."""
         return [
             [[outcome, n, self.seconds[outcome]] for outcome, n in self.counts.items()],
-            [[text(label), unit, value] for (label, unit), value in self.amounts.items()],
+            [
+                [text(label), unit, amount]
+                for (label, unit), value in self.amounts.items()
+                if (amount := number(value)) is not None
+            ],
             [[bucket, n] for bucket, n in self.buckets.items()],
             self.minimum if self.buckets else -1.0,
             self.maximum,
-            *[getattr(self, name) for name in _TOTALS],
+            *[number(getattr(self, name)) or 0 for name in _TOTALS],
         ]
 
     def merge(self, wire: list[Any]) -> None:

@@ -13,6 +13,7 @@ from dask_otel.folding import Folding
 from dask_otel.guard import Guard
 from dask_otel.health import Health
 from dask_otel.instruments import Instrument
+from dask_otel.intervals import number
 from dask_otel.meter import Meter, Several
 from dask_otel.outlet import Outlet
 from dask_otel.overhead import Overhead
@@ -124,13 +125,19 @@ class WorkerMetrics:
 
 
 def _by_unit(activity: Mapping[Activity, float]) -> dict[Instrument, dict[tuple[str, ...], float]]:
-    """By what they are amounts of; their context, prefix (empty where there is none) and label, and a unit of the users'."""
+    """By what they are amounts of; their context, prefix (empty where there is none) and label, and a unit of the users'.
+
+    Of what is no number, or less than nothing, there is no total.
+    """
     found: dict[Instrument, dict[tuple[str, ...], float]] = {
         instrument: {} for instrument in (*_OF_UNIT.values(), instruments.ACTIVITY_AMOUNT_OF)
     }
     of_unit = {unit: found[instrument] for unit, instrument in _OF_UNIT.items()}
     others = found[instruments.ACTIVITY_AMOUNT_OF]
-    for (context, prefix, label, unit), value in activity.items():
+    for (context, prefix, label, unit), amount in activity.items():
+        value = number(amount)
+        if value is None or value < 0:
+            continue
         values = of_unit.get(unit)
         if values is None:
             others[context, prefix or "", label, unit] = value

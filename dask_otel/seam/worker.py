@@ -15,6 +15,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from math import isnan
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dask.utils import key_split
@@ -280,14 +281,16 @@ class WorkerSeam:
             if run is None and not hasattr(ledger, "transfer"):
                 return original(stim, ledger, span_id)
             tee = _Tee(ledger)
-            original(stim, tee, span_id)
             try:
-                if run is not None:
-                    self._end(run, stim, tee.amounts)
-                else:
-                    self._transfers.close(stim, ledger, tee.amounts)
-            except Exception:
-                self._guard.fault("_finalize_metrics")
+                original(stim, tee, span_id)
+            finally:  # It raises where a user metered what is no number.
+                try:
+                    if run is not None:
+                        self._end(run, stim, tee.amounts)
+                    else:
+                        self._transfers.close(stim, ledger, tee.amounts)
+                except Exception:
+                    self._guard.fault("_finalize_metrics")
 
         return _finalize_metrics
 
@@ -319,9 +322,16 @@ class WorkerSeam:
         self._answer_later(run)
         if outcome is None:
             return
-        total = sum([value for _, value, unit in amounts if unit == "seconds"])
-        # A user may post seconds that never passed: the end is never later than now.
-        ended = Ended(outcome, min(run.start + total, time.time()), amounts)
+        now = time.time()
+        # Dask gives none where the sum of a user's is no number.
+        total = (
+            sum([value for _, value, unit in amounts if unit == "seconds"]) if amounts else now - run.start
+        )
+        if isnan(total):
+            _leave_out_nan(amounts)
+            _leave_out_nan(run.posts)
+        # A user may post seconds that never passed: the end is never later than now; what is compared with NaN comes last.
+        ended = Ended(outcome, min(now, run.start + total), amounts)
         ended.thread = None if run.is_async else self._worker.threads.get(run.key, run.thread)
         if isinstance(stim, RescheduleEvent):
             self._listener.run_ended(run, ended)
@@ -353,6 +363,11 @@ def _outcome(run: Run, stim: Any, state: Any) -> str | None:
     if state.state == "memory" and isinstance(stim, ExecuteSuccessEvent):
         return names.SUCCESS
     return names.CANCELLED
+
+
+def _leave_out_nan(posts: list[tuple[Hashable, float, str]]) -> None:
+    """Seconds that are no number take no time: an interval must have an end."""
+    posts[:] = [(label, value if value == value else 0.0, unit) for label, value, unit in posts]
 
 
 async def _running(worker: Worker) -> str:

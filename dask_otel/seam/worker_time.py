@@ -76,11 +76,11 @@ class WorkerTimeSeam:
         """Wrap the worker's methods."""
         worker = self._worker
         self._begin()
+        self._wrap_handle_stimulus(lambda: None, worker.state)()  # What is there.
         _add(self._digests, worker.digests_total)
         self._since = worker.digests_total_since_heartbeat
         _add(self._digests, {name: -value for name, value in dict(self._since).items() if _fine(name)})
         self._wraps.attribute(worker, "get_metrics", self._wrap_get_metrics(worker.get_metrics))
-        self._wrap_handle_stimulus(lambda: None, worker.state)()  # What is there.
         handle = self._wrap_handle_stimulus(worker.handle_stimulus, worker.state)
         self._wraps.attribute(worker, "handle_stimulus", handle)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
 import dask_otel
-from dask_otel import instruments, names
+from dask_otel import instruments, names, worker_metrics
 from dask_otel.instruments import INSTRUMENTS
 from dask_otel.intervals import text
 from dask_otel.receiver import Receiver
@@ -220,6 +221,26 @@ def test_thread_seconds_add_up_to_threads_times_uptime(traced: Traced) -> None:
         }
         uptime = max(one.time for one in of_worker) - min(one.start for one in of_worker)
         assert sum(one.value for one in of_worker) == pytest.approx(uptime, rel=1e-2, abs=5e-3)
+
+
+def test_thread_seconds_are_counted_from_the_start_that_is_told(
+    traced_cluster_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(activity: Any) -> dict[str, float]:
+        time.sleep(0.2)  # There are thousands of activities.
+        return {}
+
+    monkeypatch.setattr(worker_metrics, "_busy", busy)
+    with traced_cluster_of(processes=False, n_workers=1, threads=2) as traced:
+        assert dask_otel.flush(traced.client, DEADLINE)
+        found = [one for one in samples(traced.receiver) if one.name == instruments.THREAD_SECONDS.name]
+    (start,) = {one.start for one in found}
+    sums: defaultdict[float, float] = defaultdict(float)
+    for one in found:
+        sums[one.time] += one.value
+    assert len(sums) > 1
+    for now, seconds in sums.items():
+        assert seconds == pytest.approx(2 * (now - start), abs=0.05)
 
 
 def test_a_running_task_is_counted_up_to_now_and_once(traced: Traced, tmp_path: Path) -> None:
