@@ -39,7 +39,6 @@ ACTIVITY_NAMES = Vocabulary(names.OVERFLOW_ACTIVITY)
 #: From one activity's span id to the next: odd, so that those of one task differ.
 ACTIVITY_STEP = 0xD1342543DE82EF95
 _NS = 1e9
-_UNITS_OF_INTEGERS = ("bytes", "count")
 
 
 class Failure(NamedTuple):

@@ -19,13 +19,15 @@ from collections import Counter
 from collections.abc import Iterable
 
 from dask_otel.histograms import Histogram, Value, added
-from dask_otel.instruments import GAUGE, INSTRUMENTS, Instrument
-from dask_otel.series import Measured
+from dask_otel.instruments import GAUGE, INSTRUMENTS, OVERFLOW, Instrument
+from dask_otel.records import Attributes
+from dask_otel.series import Measured, attributes
 
 #: Series of a server, all told.
 MAX_SERIES = 3_000
 #: Stands for the values of an instrument's attributes of what has no series of its own.
 OVERFLOWING = ("\0",)
+_OVERFLOWN: Attributes = ((OVERFLOW, True),)
 #: Characters of an attribute's value: so many series of the longest fit into a request of 4 MiB.
 MAX_LENGTH = 128
 
@@ -91,6 +93,18 @@ class Budget:
     def _reserve(self, instrument: Instrument) -> None:
         self._reserved[instrument.name] = weight = _weight(instrument)
         self._all += weight
+
+
+def shown(instrument: Instrument, of: tuple[str, ...]) -> Attributes:
+    """The attributes of a series that `Budget.bound` has let pass.
+
+    Examples
+    --------
+    >>> from dask_otel.instruments import SPILL_BYTES
+    >>> shown(SPILL_BYTES, ("disk-write",)), shown(SPILL_BYTES, OVERFLOWING)
+    ((('dask.activity.name', 'disk-write'),), (('otel.metric.overflow', True),))
+    """
+    return _OVERFLOWN if of == OVERFLOWING else attributes(instrument, of)
 
 
 def _weight(instrument: Instrument, value: Value | None = None) -> int:

@@ -137,7 +137,7 @@ def _excluded(patterns: Iterable[str], complaints: list[str]) -> tuple[str, ...]
         meant = fnmatch.filter(names, pattern.lower())
         found.update(dict.fromkeys(meant))
         if not meant:
-            near = difflib.get_close_matches(pattern.lower(), names, n=3, cutoff=0.6)
+            near = difflib.get_close_matches(pattern.lower(), _alike(pattern, names), n=3, cutoff=0.6)
             told = (
                 f"did you mean {' or '.join(near)}?"
                 if near
@@ -147,6 +147,13 @@ def _excluded(patterns: Iterable[str], complaints: list[str]) -> tuple[str, ...]
                 f"otel.metrics.exclude names {quoted(pattern)}, which is no metric of dask-otel; {told}"
             )
     return tuple(found)
+
+
+def _alike(pattern: str, names: Iterable[str]) -> Iterable[str]:
+    """What may have been meant: names, or patterns of all names that begin alike."""
+    if not pattern.endswith(".*"):
+        return names
+    return {f"{name[:end]}.*" for name in names for end, sign in enumerate(name) if sign == "."}
 
 
 def _complaint(key: str, value: object) -> str:

@@ -13,17 +13,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from threading import Event
 
-from dask_otel.budget import OVERFLOWING, Budget
+from dask_otel.budget import Budget, shown
 from dask_otel.export.metric_bodies import TOTALS, Later, made
 from dask_otel.histograms import Exemplar, Histogram, Value
-from dask_otel.instruments import COUNTER, HISTOGRAM, INSTRUMENTS, OVERFLOW
+from dask_otel.instruments import COUNTER, HISTOGRAM, INSTRUMENTS
 from dask_otel.records import Attributes
-from dask_otel.replay import since
-from dask_otel.series import Measured, attributes
+from dask_otel.replay import values_since
+from dask_otel.series import Measured
 
 #: What a series is told by on one server: its instrument's name and its attributes.
-Series = tuple[str, Attributes]
-_OVERFLOWN: Attributes = ((OVERFLOW, True),)
+SeriesKey = tuple[str, Attributes]
 _BOUNDARIES = {instrument.name: instrument.boundaries for instrument in INSTRUMENTS}
 
 
@@ -47,7 +46,7 @@ class Feed:
         self,
         collect: Callable[[], Sequence[Measured | Later]],
         who: Callable[[bool], Attributes | None],
-        before: Mapping[Series, float],
+        before: Mapping[SeriesKey, float],
         exclude: Iterable[str] = (),
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -62,8 +61,8 @@ class Feed:
         self.last: Sequence[Measured] = ()
         self.unread: deque[Sequence[Measured | Later]] = deque()
         #: Totals of counters that were given, and snapshots of histograms that were replayed.
-        self.given: dict[Series, float] = {}
-        self.replayed: dict[Series, Histogram] = {}
+        self.given: dict[SeriesKey, float] = {}
+        self.replayed: dict[SeriesKey, Histogram] = {}
         #: Whether readers have had its totals, and the last ones.
         self.begun = self.finished = False
         self.take()
@@ -101,7 +100,7 @@ class Feed:
                 self.who = self._who(last)
             self.unread.append(self._collect())
 
-    def begin(self, given: dict[Series, float] | None) -> None:
+    def begin(self, given: dict[SeriesKey, float] | None) -> None:
         """Readers have it from now on; ``given`` if it has been here before, and what it had then is no news."""
         self.begun = True
         if given is None:
@@ -112,18 +111,18 @@ class Feed:
         self.before = {key: before.get(key, 0) - given.get(key, 0) for key in {**before, **given}}
         self.replayed = dict(_histograms(self.last))
 
-    def read(self) -> Iterator[tuple[Series, Exemplar | None, float]]:
+    def read(self) -> Iterator[tuple[SeriesKey, Exemplar | None, float]]:
         """Bring everything up to the last snapshot: gives what came into histograms."""
         while self.unread:
             self.last = self._bounded(self.unread.popleft())
             for key, now in _histograms(self.last):
                 before, self.replayed[key] = self.replayed.get(key), now
-                for value, exemplar in since(before, now, _BOUNDARIES[key[0]]):
+                for value, exemplar in values_since(before, now, _BOUNDARIES[key[0]]):
                     yield key, exemplar, value
             for key, total in totals(self.last):
                 self.given[key] = total - self.before.get(key, 0)
 
-    def values(self) -> Iterator[tuple[Series, float]]:
+    def values(self) -> Iterator[tuple[SeriesKey, float]]:
         """All that it gives but histograms: of one that has gone only totals."""
         yield from self.given.items()
         for one in () if self.ended else self.last:
@@ -140,23 +139,23 @@ class Feed:
             done.set()
 
 
-def totals(found: Iterable[Measured]) -> Iterator[tuple[Series, float]]:
+def totals(found: Iterable[Measured]) -> Iterator[tuple[SeriesKey, float]]:
     """Those of counters."""
     for one in found:
         if one.instrument.kind == COUNTER:
             yield from _points(one)  # type: ignore[misc]
 
 
-def _histograms(found: Iterable[Measured]) -> Iterator[tuple[Series, Histogram]]:
+def _histograms(found: Iterable[Measured]) -> Iterator[tuple[SeriesKey, Histogram]]:
     for one in found:
         if one.instrument.kind == HISTOGRAM:
             yield from _points(one)  # type: ignore[misc]
 
 
-def _points(of: Measured) -> Iterator[tuple[Series, Value]]:
+def _points(of: Measured) -> Iterator[tuple[SeriesKey, Value]]:
     instrument, values = of
     for told, value in values.items():
-        yield (instrument.name, _OVERFLOWN if told == OVERFLOWING else attributes(instrument, told)), value
+        yield (instrument.name, shown(instrument, told)), value
 
 
 def _nobody(last: bool) -> None:

@@ -26,7 +26,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from dask_otel import about_us, names, provided
 from dask_otel.distributions import Histograms
 from dask_otel.export.metric_bodies import Batch, Later, Once, made
-from dask_otel.feed import Feed, Series, totals
+from dask_otel.feed import Feed, SeriesKey, totals
 from dask_otel.guard import Guard
 from dask_otel.outlet import SCOPE, Outlet
 from dask_otel.process import application_meter_provider, components, metric_exporters_for
@@ -78,7 +78,7 @@ class Meter:
     ----------
     outlet:
         The server's: whose resource they bear and by whose settings they go.
-    seam:
+    counting:
         Counts while it is installed.
     collect:
         Gives the points at this moment; what takes longer to make of what is there now as a function, which another
@@ -86,10 +86,14 @@ class Meter:
     """
 
     def __init__(
-        self, outlet: Outlet, seam: Counting, collect: Callable[[], Iterable[Measured | Later]], guard: Guard
+        self,
+        outlet: Outlet,
+        counting: Counting,
+        collect: Callable[[], Iterable[Measured | Later]],
+        guard: Guard,
     ) -> None:
         self._outlet = outlet
-        self._seam = seam
+        self._counting = counting
         self._collect = collect
         self._guard = guard
         #: Makes the server's histograms.
@@ -99,7 +103,7 @@ class Meter:
         self._look: asyncio.TimerHandle | None = None
         self._feed: tuple[provided.Provided, Feed] | None = None
         #: What has gone our own way, once that is not taken any more.
-        self._before: dict[Series, float] | None = None
+        self._before: dict[SeriesKey, float] | None = None
         self._began = 0.0
         self._making = Lock()
         #: What was handed in and may not be made yet.
@@ -155,13 +159,13 @@ class Meter:
 
     def _end(self) -> None:
         about_us.leave(self)
-        self._seam.uninstall()
+        self._counting.uninstall()
 
     def _begin(self, form: Metrics) -> None:
         self.histograms.begin(form)
         # Before: no total is more than the time since then allows, however long the rest takes.
         self._began = time.time()
-        self._seam.install()
+        self._counting.install()
 
     def _found(self) -> list[Measured | Later]:
         found = [one if isinstance(one, Measured) else partial(self._make, one) for one in self._collect()]

@@ -14,7 +14,8 @@ from dask_otel.carried import Decision
 from dask_otel.export.bodies import Source
 from dask_otel.export.queue import Emitter
 from dask_otel.export.readable import from_scope
-from dask_otel.process import application_provider, pipeline_for, say_once
+from dask_otel.process import application_meter_provider, application_provider, pipeline_for, say_once
+from dask_otel.provided import is_read
 from dask_otel.provider import OwnProvider, span_limits
 from dask_otel.records import Attributes, Scope, Value
 from dask_otel.settings import Settings
@@ -82,8 +83,13 @@ class Outlet:
         """Say what to type where nobody said where to send; a warning in the process of whoever asked for us."""
         settings = self.settings
         told = settings.exporters or settings.exporting_metrics or settings.disabled
-        if not told and application_provider() is None:
+        if not (told or self._metered()) and application_provider() is None:
             say_once(config.explain(), level=logging.WARNING if loud else logging.INFO)
+
+    def _metered(self) -> bool:
+        """Whether an application's provider has our metrics."""
+        provider = application_meter_provider()
+        return self.settings.metrics.enabled and provider is not None and is_read(provider)
 
     def decide(self, trace_id: bytes, name: str, kind: int) -> Decision:
         """Ask the sampler about a trace that starts here; ``kind`` is OTLP's number."""

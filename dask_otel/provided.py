@@ -32,7 +32,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_s
 from dask_otel.distributions import Distributions, Exemplar
 from dask_otel.export.complaints import Complaints
 from dask_otel.export.metrics import say_exceeded
-from dask_otel.feed import Feed, Series
+from dask_otel.feed import Feed, SeriesKey
 from dask_otel.instruments import COUNTER, GAUGE, HISTOGRAM, INSTRUMENTS, Instrument
 from dask_otel.records import Attributes, Scope
 
@@ -80,7 +80,7 @@ class Provided:
         self._observed: Mapping[str, Sequence[Observation]] = {}
         self._values: deque[_Value] = deque()
         self._record: dict[str, Callable[..., None]] = {}
-        self._left: dict[Attributes, dict[Series, float]] = {}
+        self._left: dict[Attributes, dict[SeriesKey, float]] = {}
         #: Not `_collecting`, which a reader holds while it waits for the event loop.
         self._membership = Lock()
         self._feeds: tuple[ref[Feed], ...] = ()

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dask_otel.distributions import Exemplar, Histogram
 
 
-def since(
+def values_since(
     before: Histogram | None, now: Histogram, boundaries: Sequence[float]
 ) -> Iterator[tuple[float, Exemplar | None]]:
     """The values of ``now`` that ``before`` does not hold, with their exemplars, those first.
@@ -24,7 +24,7 @@ def since(
     Examples
     --------
     >>> now = Histogram(3, 4.1, 0.1, 2.5, (1, 2), values=(0.1, 2.5))
-    >>> list(since(None, now, (1.0,)))
+    >>> list(values_since(None, now, (1.0,)))
     [(0.1, None), (2.5, None), (1.75, None)]
     """
     missing = list(now.counts)

@@ -18,7 +18,7 @@ FORGOTTEN = "forgotten"
 
 
 class Folds(Protocol):
-    """What keeps prefixes few: `series.Folding`."""
+    """What keeps prefixes few: `folding.Folding`."""
 
     @property
     def rooms(self) -> int: ...
@@ -49,7 +49,7 @@ class Rising:
         """What the sources have now; one that has fallen has begun again."""
         for of, value in values.items():
             label = labels[of]
-            self.totals[label] = self.totals.get(label, 0) + risen(value, self._read.get(of, 0))
+            self.totals[label] = self.totals.get(label, 0) + rise(value, self._read.get(of, 0))
             self._read[of] = value
 
     def forget(self, of: str) -> None:
@@ -57,12 +57,12 @@ class Rising:
         self._read.pop(of, None)
 
 
-def risen(value: int, before: int) -> int:
+def rise(value: int, before: int) -> int:
     """By how much a total has risen that may have begun again.
 
     Examples
     --------
-    >>> risen(5, 3), risen(2, 3)
+    >>> rise(5, 3), rise(2, 3)
     (2, 2)
     """
     return value - before if value >= before else value
@@ -89,7 +89,7 @@ class PrefixTotals:
 
     Examples
     --------
-    >>> from dask_otel.series import Folding
+    >>> from dask_otel.folding import Folding
     >>> totals = PrefixTotals(Folding(limit=1), ["memory"])
     >>> totals.update([Prefix("inc", 0, 2_000_000, 0, 28, (1,), {"memory": 1})])
     >>> totals.forget()
@@ -167,22 +167,22 @@ class PrefixTotals:
         # Some 5 µs for each prefix that has changed, on the event loop.
         label = self._labels[now.name]
         if now.compute != before.compute:
-            more = risen(now.compute, before.compute)
+            more = rise(now.compute, before.compute)
             self._compute[label] += more
             self._busy[now.name] += more / 1e6
         elif label not in self._compute:
             self._compute[label] = 0
         if now.transfer != before.transfer:
-            self._transfer[label] += risen(now.transfer, before.transfer)
+            self._transfer[label] += rise(now.transfer, before.transfer)
         if now.suspicious != before.suspicious:
-            self.suspicious[label] += risen(now.suspicious, before.suspicious)
+            self.suspicious[label] += rise(now.suspicious, before.suspicious)
         self._sizes[label] += now.size - before.size
         entered, known = self.entered, before.entered
         for state, times in now.entered.items():
             if times != (seen := known.get(state, 0)):
-                entered[label, state] += risen(times, seen)
+                entered[label, state] += rise(times, seen)
                 if state == FORGOTTEN:
-                    self.forgotten += risen(times, seen)
+                    self.forgotten += rise(times, seen)
         if now.tasks != before.tasks:
             for state, there, were in zip(self._states, now.tasks, before.tasks):
                 if there != were:

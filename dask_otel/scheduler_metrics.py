@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dask_otel import instruments
 from dask_otel.attempt_totals import AttemptTotals
+from dask_otel.folding import Folding
 from dask_otel.graph_phases import GraphPhases
 from dask_otel.guard import Guard
 from dask_otel.health import Health
@@ -18,7 +19,7 @@ from dask_otel.overhead import Overhead
 from dask_otel.seam.loop_parts import LoopPartsSeam
 from dask_otel.seam.scheduler_state import SchedulerStateSeam
 from dask_otel.seam.scheduler_time import SchedulerTimeSeam
-from dask_otel.series import Folding, Measured, keyed, measured
+from dask_otel.series import Measured, keyed, measured
 
 if TYPE_CHECKING:
     from distributed import Scheduler

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dask_otel import instruments
 from dask_otel.durations import Kept, TaskDurations, TransferDurations
 from dask_otel.export.metric_bodies import Later
+from dask_otel.folding import Folding
 from dask_otel.guard import Guard
 from dask_otel.health import Health
 from dask_otel.instruments import Instrument
@@ -18,7 +19,7 @@ from dask_otel.outlet import Outlet
 from dask_otel.overhead import Overhead
 from dask_otel.seam.worker_state import WorkerStateSeam
 from dask_otel.seam.worker_time import Activity, WorkerTimeSeam
-from dask_otel.series import Folding, Measured, by, keyed, listed, measured
+from dask_otel.series import Measured, by, keyed, listed, measured
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -37,7 +38,7 @@ _OF_UNIT = {
 class WorkerMetrics:
     """The metrics of one worker.
 
-    What Dask's fine metrics say is summed up and folded in the exporter's thread: there may be thousands of them.
+    What is by task prefix is summed up and folded in the exporter's thread: there may be thousands of them.
     """
 
     def __init__(self, worker: Worker, outlet: Outlet, guard: Guard) -> None:

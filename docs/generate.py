@@ -14,9 +14,9 @@ from pathlib import Path
 from dask_otel import names, scheduler_metrics, worker_metrics
 from dask_otel.budget import MAX_SERIES
 from dask_otel.endpoint_names import FOREIGN, SHOWN, Shown, prometheus_name
+from dask_otel.folding import OTHER
 from dask_otel.instruments import INSTRUMENTS, OVERFLOW
 from dask_otel.names import ATTRIBUTES, Attribute
-from dask_otel.series import OTHER
 
 #: What is said of attributes that are there only where the user asks for them.
 LISTED = "of `otel.metrics.span-names`"

@@ -19,13 +19,12 @@ from threading import Lock
 from time import sleep
 from typing import Any, NamedTuple, TypeVar
 
-from dask_otel.budget import MAX_SERIES, OVERFLOWING, Budget
+from dask_otel.budget import MAX_SERIES, Budget, shown
 from dask_otel.export import metric_wire
 from dask_otel.export.bodies import Source, around
 from dask_otel.histograms import Histogram, Value, fell, nothing, risen, since
-from dask_otel.instruments import COUNTER, HISTOGRAM, OVERFLOW, Instrument
-from dask_otel.records import Attributes
-from dask_otel.series import Measured, attributes
+from dask_otel.instruments import COUNTER, HISTOGRAM, Instrument
+from dask_otel.series import Measured
 
 #: Kinds whose points are totals that never fall.
 TOTALS = (COUNTER, HISTOGRAM)
@@ -98,7 +97,7 @@ def _in_turns(items: Iterable[M]) -> Iterator[M]:
             sleep(0)
 
 
-class _One:
+class _History:
     """One series: when it began, what all its points bear, what was sent last, and what a receiver has taken."""
 
     __slots__ = ("began", "head", "sent", "taken")
@@ -131,7 +130,7 @@ class Series:
         self.said = False
         self._exclude = frozenset(exclude)
         self._differences = DIFFERENCES[temporality]
-        self._known: dict[tuple[str, tuple[str, ...]], _One] = {}
+        self._known: dict[tuple[str, tuple[str, ...]], _History] = {}
         #: What may fall, as of the export before.
         self._falling: dict[str, tuple[Instrument, set[tuple[str, ...]]]] = {}
         #: When the request before was of, and the last one that was taken.
@@ -139,7 +138,7 @@ class Series:
         # Of the request that is being made.
         self._batch: Batch
         self._moments: dict[float, bytes] = {}
-        self._sent: list[tuple[_One, Value]] = []
+        self._sent: list[tuple[_History, Value]] = []
 
     def request(self, batch: Batch) -> tuple[bytes, int]:
         """An ExportMetricsServiceRequest, and how many points it has beside zero points; without any, no bytes."""
@@ -186,7 +185,7 @@ class Series:
     def _points(self, instrument: Instrument, values: Values) -> list[bytes]:
         """One for each series that has something to say, its zero point with it."""
         name, known = instrument.name, self._known
-        tell: Callable[[_One, Any], bytes] = self._value
+        tell: Callable[[_History, Any], bytes] = self._value
         if instrument.kind in TOTALS:
             tell = self._difference if instrument.kind in self._differences else self._total
         points = []
@@ -197,11 +196,10 @@ class Series:
             points.append(tell(one, value))
         return [point for point in points if point]
 
-    def _new(self, instrument: Instrument, of: tuple[str, ...], value: Value | None) -> _One:
-        pairs: Attributes = ((OVERFLOW, True),) if of == OVERFLOWING else attributes(instrument, of)
-        return _One(self._before, metric_wire.head(instrument, pairs, value))
+    def _new(self, instrument: Instrument, of: tuple[str, ...], value: Value | None) -> _History:
+        return _History(self._before, metric_wire.head(instrument, shown(instrument, of), value))
 
-    def _total(self, one: _One, value: Value) -> bytes:
+    def _total(self, one: _History, value: Value) -> bytes:
         sent, zero = one.sent, b""
         # Most are floats that have risen: the rest is asked of few.
         if sent is not None and not (type(value) is type(sent) is float and value >= sent):
@@ -215,7 +213,7 @@ class Series:
             zero = metric_wire.point(one.head, metric_wire.moments(one.began, one.began), nothing(value))
         return zero + metric_wire.point(one.head, self._since(one.began), value)
 
-    def _difference(self, one: _One, value: Value) -> bytes:
+    def _difference(self, one: _History, value: Value) -> bytes:
         taken = one.taken
         if taken is None or fell(value, taken):
             self._sent.append((one, value))
@@ -227,7 +225,7 @@ class Series:
             return b""
         return metric_wire.point(one.head, self._since(self._taken_at or self._batch.start), value)
 
-    def _value(self, one: _One, value: Value | None) -> bytes:
+    def _value(self, one: _History, value: Value | None) -> bytes:
         return metric_wire.point(one.head, self._since(one.began), None if self._batch.last else value)
 
     def _since(self, start: float) -> bytes:

@@ -100,16 +100,6 @@ class MetricExporter:
         """Points whose export has ended, by `error.type`: those that arrived have none."""
         return dict(self._settled)
 
-    @property
-    def exported(self) -> int:
-        """Points that were taken."""
-        return self._settled[""]
-
-    @property
-    def lost(self) -> int:
-        """Points that were not."""
-        return sum(self.settled.values()) - self.exported
-
     def submit(self, batch: Batch) -> None:
         """Send it soon."""
         if self._closing.is_set():
@@ -231,7 +221,8 @@ class MetricExporter:
     def _count(self, outcome: Outcome, points: int, error: str) -> None:
         lost = points if outcome.fate != DELIVERED else min(max(outcome.rejected, 0), points)
         self._settled[""] += points - lost
-        self._settled[error or _ERRORS[outcome.fate]] += lost
+        if lost:
+            self._settled[error or _ERRORS[outcome.fate]] += lost
         if outcome.fate != DELIVERED or outcome.reason:
             self._complaints.lost(lost, self._where, outcome.reason or "rejected without a reason")
 
@@ -242,8 +233,10 @@ class MetricExporter:
 
     def _give_up(self, reason: str) -> None:
         self._stop_for_good(
-            f"{self._where} takes no metrics ({reason.partition(' (')[0]}): none are sent. Set OTEL_METRICS_EXPORTER=none, "
-            "or OTEL_EXPORTER_OTLP_METRICS_ENDPOINT to what takes them."
+            f"{self._where} takes no metrics at the path that they were sent to ({reason.partition(' (')[0]}): no more are "
+            "sent. Set OTEL_EXPORTER_OTLP_METRICS_ENDPOINT to the whole URL of what takes them (of Prometheus "
+            "http://<prometheus>:9090/api/v1/otlp/v1/metrics, started with --web.enable-otlp-receiver), or "
+            "OTEL_METRICS_EXPORTER=none."
         )
 
     def _stop_for_good(self, sentence: str) -> None:

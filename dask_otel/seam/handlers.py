@@ -29,15 +29,15 @@ from dask_otel.names import LOOP_IDLE
 from dask_otel.seam import Wraps
 
 _HOOK = "handler_time"
-#: Seconds between two turns of a busy loop that are told, at least.
+#: Seconds between two turns of the loop that are told, at least, unless it has waited for longer.
 _BUSY = 0.001
 
 
 class HandlerSeam:
     """Hooks on one server's handlers and on its event loop, in whose thread everything here is called.
 
-    ``turn`` is told the moment when the loop has done all that there was to do, before it waits; while it never has,
-    once a millisecond, and not the present moment but the last that is known: that in which a handler ended.
+    ``turn`` is told the moment since when nothing has happened: after each wait of a millisecond, else once a
+    millisecond. While the loop is busy it is the last that is known, that in which a handler ended.
     """
 
     def __init__(
@@ -145,17 +145,15 @@ class HandlerSeam:
                         fault(_HOOK)
                 return original(timeout)
             start = clock()
-            try:
-                turn(start)
-                due = start + _BUSY
-            except Exception:
-                fault(_HOOK)
             events = original(timeout)
             try:
                 end = clock()
                 times.running[0] += start - times.since
                 idle[0] += end - start
                 times.since = end
+                if start > due or end - start > _BUSY:
+                    turn(start)  # Nothing has happened since.
+                    due = start + _BUSY
             except Exception:
                 fault(_HOOK)
             return events

@@ -15,7 +15,7 @@ Rules
 Notes
 -----
 What asyncio does between two callbacks is the first one's. Reading and deserializing messages are of the connection's
-task, which is a handler's (``register-worker``, ``register-client``) if the connection came after it was wrapped.
+task.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from dask_otel.guard import Guard
 from dask_otel.instruments import ASYNCIO, CONNECTION, PERIODIC, READ, REST, TORNADO, TRANSITION, WRITE
 from dask_otel.loop_parts import LoopParts, Pace
 from dask_otel.seam import Wraps
+from dask_otel.seam.handlers import selector_of
 
 #: Rounds that are let pass once we have failed: for ever.
 _NEVER = 1 << 62
@@ -85,9 +86,9 @@ class LoopPartsSeam:
         self._pace = self._make_pace(self._clock())
         server = self._server
         loop = getattr(server.loop, "asyncio_loop", None)
-        selector = getattr(loop, "_selector", None)
+        selector = selector_of(server)
         queue = getattr(loop, "_ready", None)
-        if selector is None or not hasattr(selector, "__dict__") or not isinstance(queue, deque):
+        if selector is None or not isinstance(queue, deque):
             return
         self._queue = _Queue.of(loop)
         self._wraps.attribute(selector, "select", self._wrap_select(selector.select))

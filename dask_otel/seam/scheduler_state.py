@@ -21,11 +21,12 @@ from distributed.core import Status
 from distributed.scheduler import ALL_TASK_STATES
 
 from dask_otel import instruments
+from dask_otel.folding import Folding
 from dask_otel.guard import Guard
 from dask_otel.rising import FORGOTTEN, Prefix, PrefixTotals, Rising
 from dask_otel.seam import Wraps
 from dask_otel.seam.server_state import Part, ServerState
-from dask_otel.series import Folding, Measured, keyed, measured
+from dask_otel.series import Measured, keyed, measured
 
 if TYPE_CHECKING:
     from distributed import Scheduler

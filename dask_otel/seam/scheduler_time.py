@@ -5,8 +5,8 @@ Rules
 1. Everything is called in the thread of the scheduler's event loop, the getters too.
 2. Whatever happens costs the same, however many workers, groups and tasks there are; only `install` looks at all workers.
 3. What the scheduler holds is read, not kept twice: what is queued, what no worker may run, which tasks a worker has.
-4. It is read when the loop is to wait, and once a millisecond while it is busy: what comes and goes in between has
-   taken no time, and hardly any worker hears of it before. A hook notes whose tasks have changed, no more.
+4. It is read after each wait of the loop that took a millisecond, as of its beginning, and else once a millisecond: what
+   comes and goes in between has taken no time. A hook notes whose tasks have changed, no more.
 5. A loop without a selector of its own (uvloop) is looked at every `_LOOK` seconds instead.
 
 Notes
@@ -115,7 +115,7 @@ class SchedulerTimeSeam:
 
     # -- looking ------------------------------------------------------------------------------------------------
     def _turn(self, now: float) -> None:
-        """The loop has done what there was to do."""
+        """Nothing has happened since: look at what has changed."""
         scheduler = self._scheduler
         transitions, updating = scheduler.transition_counter, scheduler._active_graph_updates
         changed, idle = self._changed, self._idle

@@ -7,7 +7,7 @@ Rules
 2. A stimulus changes threads and tasks at one moment, that of its arrival: the threads' ``executing`` is the sum of
    the tasks' time, as long as no more tasks run than there are threads.
 3. Totals begin at `install`: threads and tasks from 0, activities from what ``Worker.digests_total`` has.
-4. Everything is called in the thread of the worker's event loop, the getters too.
+4. Everything is called in the thread of the worker's event loop, the getters too, but for what `activity_later` gives.
 5. Between two stimuli nothing changes: a number of threads that is set by hand is seen at the next one.
 6. Amounts are read where Dask keeps those since the last heartbeat, at each heartbeat and when somebody asks: what is
    digested costs nothing more, and ``digests_total`` may be cleared.

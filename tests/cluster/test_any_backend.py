@@ -22,7 +22,7 @@ from opentelemetry.sdk.metrics.export import AggregationTemporality, MetricReade
 from opentelemetry.sdk.resources import Resource
 
 import dask_otel
-from dask_otel import instruments, names, worker_metrics
+from dask_otel import config, instruments, names, process, worker_metrics
 from dask_otel.decode import attributes as decoded
 from dask_otel.receiver import Receiver
 from dask_otel.scheduler import schedulers
@@ -188,8 +188,9 @@ def test_the_last_values_of_servers_that_close_are_collected_and_nothing_after_t
 
 
 def test_with_nothing_in_the_environment_an_application_s_provider_is_enough(
-    clean_environment: pytest.MonkeyPatch, reader: Kept
+    clean_environment: pytest.MonkeyPatch, reader: Kept, caplog: pytest.LogCaptureFixture
 ) -> None:
+    clean_environment.setattr(process, "_said", set())
     with (
         LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster,
         Client(cluster) as client,
@@ -199,6 +200,7 @@ def test_with_nothing_in_the_environment_an_application_s_provider_is_enough(
         assert dask_otel.flush(client, DEADLINE)
         dask_otel.disable(client)
     assert reader.values(instruments.ACTIVITY_AMOUNT_OF.name, *KEYS)[-1] == {("0", "metered"): 3}
+    assert config.explain() not in [record.getMessage() for record in caplog.records]
 
 
 def test_totals_do_not_fall_where_dask_otel_is_turned_off_and_on(

@@ -13,8 +13,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 import dask_otel
 from dask_otel import instruments, names
 from dask_otel.budget import MAX_SERIES
+from dask_otel.folding import OTHER
 from dask_otel.receiver import Receiver
-from dask_otel.series import OTHER
 from tests.cluster.support import DEADLINE
 
 TASKS = 20

@@ -90,6 +90,7 @@ async def timed(n_workers: int, threads: int, install: bool = True, **config: An
                 processes=False,
                 asynchronous=True,
                 dashboard_address=":0",
+                memory_limit=0,  # Its monitor would end a pause.
             ) as cluster,
             Client(cluster, asynchronous=True) as client,
         ):

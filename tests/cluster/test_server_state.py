@@ -13,12 +13,12 @@ import pytest
 from distributed import Client, Scheduler, Semaphore, Worker
 
 from dask_otel import instruments
+from dask_otel.folding import OTHER, Folding
 from dask_otel.guard import Guard
 from dask_otel.instruments import Instrument
 from dask_otel.seam.scheduler_state import MAX_SEMAPHORES, SchedulerStateSeam
 from dask_otel.seam.server_state import ServerState
 from dask_otel.seam.worker_state import WorkerStateSeam
-from dask_otel.series import OTHER, Folding
 from tests.cluster.support import DEADLINE
 
 

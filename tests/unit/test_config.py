@@ -245,7 +245,9 @@ def test_a_wrong_key_or_value_gives_one_sentence_and_the_default(key, value, com
     [
         ("dask.worker.memory.used", "did you mean dask.worker.memory.usage"),
         ("dask.spill.size", "did you mean dask.worker.spill.size"),
-        ("dask.works.*", None),
+        ("dask.works.*", "did you mean dask.worker.*"),
+        ("dask.worker.spil.*", "did you mean dask.worker.spill.* or dask.worker.* or dask.worker.task.*?"),
+        ("spill.*", None),
         ("x", None),
         ("", None),
     ],

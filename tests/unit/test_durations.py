@@ -5,8 +5,8 @@ from __future__ import annotations
 from dask_otel import names
 from dask_otel.distributions import Distributions, Exemplar, Histogram, Histograms
 from dask_otel.durations import MAX_KINDS, MAX_NOTED, Kept, TaskDurations, TransferDurations
+from dask_otel.folding import Folding
 from dask_otel.instruments import INCOMING, TASK_DURATION
-from dask_otel.series import Folding
 
 KEPT = Kept(b"t" * 16, b"s" * 8, 1000.0)
 

@@ -242,6 +242,19 @@ def test_waiting_in_the_selector_is_idle() -> None:
     assert vars(selector) == {}
 
 
+def test_a_loop_that_waits_often_and_never_long_tells_a_turn_once_a_millisecond() -> None:
+    class Selector:
+        def select(self, timeout: float) -> None:
+            server.now += timeout  # type: ignore[assignment]
+
+    selector = Selector()
+    server = Server(SimpleNamespace(_selector=selector))
+    server.seam.install()
+    for eighths in (3, 3, 3, 3, 8, 9, 9):
+        selector.select(eighths / 8192)
+    assert [turn * 8192 for turn in server.turns] == [3, 12, 20, 29]
+
+
 @pytest.mark.parametrize("loop", [None, SimpleNamespace(), SimpleNamespace(_selector=object())])
 def test_a_loop_that_has_no_selector_of_its_own_has_no_idle(loop: object) -> None:
     server = Server(loop)

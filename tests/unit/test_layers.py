@@ -37,6 +37,7 @@ LAYERS = {
             "endings",
             "endpoint_names",
             "environment",
+            "folding",
             "forest",
             "graph_phases",
             "handler_time",

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dask_otel.folding import OTHER, Folding
 from dask_otel.rising import FORGOTTEN, Prefix, PrefixTotals, Rising
-from dask_otel.series import OTHER, Folding
 
 STATES = ("memory", "processing")
 

@@ -194,7 +194,7 @@ def test_each_exporter_has_totals_as_it_prefers_and_what_it_did_not_take_is_in_t
     (made,) = Kept.made
     assert values(made) == expected
     assert {timeout for _, timeout in made.given} == {7000.0}
-    assert (exporter.exported, exporter.lost) == (2, 1)
+    assert exporter.settled == {"": 2, "unreachable": 1}
     assert caplog.messages == [
         f"dask-otel: exporter {name}: the exporter reports a failure; 1 point lost so far."
     ]
@@ -210,7 +210,7 @@ def test_one_that_raises_costs_another_nothing(named: Named, caplog: pytest.LogC
     second.submit(batch(seconds(1.0)))
     assert second.flush(10)
     assert [values(made) for made in Kept.made] == [[[1.0]], [[1.0]]]
-    assert [(one.exported, one.lost) for one in (first, second)] == [(0, 1), (1, 0)]
+    assert [one.settled for one in (first, second)] == [{"": 0, "invalid": 1}, {"": 1}]
     assert caplog.messages == ["dask-otel: exporter kept: ValueError: broken; 1 point lost so far."]
 
 

@@ -84,20 +84,22 @@ def test_a_series_that_is_new_starts_with_zero_at_the_export_before(exporter: An
                 ("work.time", "add", 110.0, 120.0, 5.0),
             ],
         ]
-        assert (one.exported, one.lost) == (3, 0)
+        assert one.settled == {"": 3}
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected"),
+    ("answer", "error", "expected"),
     [
         # Refused for now or for good, or never reached: the next difference has it.
-        (Answer(503), [(100, 110, 1.0), (100, 120, 4.0), (120, 130, 0.5)]),
-        (Answer(400), [(100, 110, 1.0), (100, 120, 4.0), (120, 130, 0.5)]),
+        (Answer(503), "unreachable", [(100, 110, 1.0), (100, 120, 4.0), (120, 130, 0.5)]),
+        (Answer(400), "rejected", [(100, 110, 1.0), (100, 120, 4.0), (120, 130, 0.5)]),
         # No answer came: it may have been taken.
-        (Answer(drop=True), [(100, 110, 1.0), (110, 120, 3.0), (120, 130, 0.5)]),
+        (Answer(drop=True), "unknown", [(100, 110, 1.0), (110, 120, 3.0), (120, 130, 0.5)]),
     ],
 )
-def test_differences_hold_what_a_receiver_has_not_taken(exporter: Any, answer: Answer, expected: Any) -> None:
+def test_differences_hold_what_a_receiver_has_not_taken(
+    exporter: Any, answer: Answer, error: str, expected: Any
+) -> None:
     with http_receiver(answer, Answer()) as receiver:
         one = exporter(receiver.url, temporality="delta")
         running = measured(RUNNING, {("inc",): 3})
@@ -107,7 +109,7 @@ def test_differences_hold_what_a_receiver_has_not_taken(exporter: Any, answer: A
         assert [found[0] for found in sent(receiver)] == [("work.time", "inc", *told) for told in expected]
         # What may fall is told as it is.
         assert sent(receiver)[-1][-1] == ("running.time", "inc", 100.0, 130.0, 3)
-        assert (one.exported, one.lost) == (4, 2)
+        assert one.settled == {"": 4, error: 2}
 
 
 def test_the_zero_point_of_a_series_comes_again_where_it_was_not_taken(exporter: Any) -> None:
@@ -126,7 +128,7 @@ def test_the_last_values_of_a_server_are_sent_again_until_they_are_taken(exporte
         one.submit(batch(110.0, seconds(inc=1.0))._replace(last=True))
         assert one.flush(10)
         assert [found[-1] for found in sent(receiver)] == [("work.time", "inc", 100.0, 110.0, 1.0)] * 2
-        assert (one.exported, one.lost) == (1, 0)
+        assert one.settled == {"": 1}
 
 
 def test_the_last_values_are_tried_no_longer_than_an_export_may_take(exporter: Any) -> None:
@@ -134,7 +136,7 @@ def test_the_last_values_are_tried_no_longer_than_an_export_may_take(exporter: A
         one = exporter(receiver.url, timeout=0.1)
         one.submit(batch(110.0, seconds(inc=1.0))._replace(last=True))
         assert one.flush(10)
-        assert (len(receiver.requests), one.lost, one._series) == (1, 1, {})
+        assert (len(receiver.requests), one.settled, one._series) == (1, {"": 0, "unreachable": 1}, {})
 
 
 def test_an_export_takes_no_longer_than_it_may(exporter: Any) -> None:
@@ -143,7 +145,7 @@ def test_an_export_takes_no_longer_than_it_may(exporter: Any) -> None:
         one.submit(batch(110.0, seconds(inc=1.0)))
         one.submit(batch(120.0, seconds(inc=2.0)))
         assert one.flush(3)
-        assert (one.exported, one.lost) == (1, 1)
+        assert one.settled == {"": 1, "unknown": 1}
 
 
 def test_a_server_stays_the_same_where_more_is_known_of_its_resource(exporter: Any) -> None:
@@ -223,8 +225,10 @@ def test_a_receiver_that_takes_no_metrics_is_said_once_and_left_alone(
         assert len(receiver.requests) == 1
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == (
-        f"dask-otel: {receiver.url.removesuffix('/v1/traces')} takes no metrics (HTTP 404 Not Found): none are sent. Set "
-        "OTEL_METRICS_EXPORTER=none, or OTEL_EXPORTER_OTLP_METRICS_ENDPOINT to what takes them."
+        f"dask-otel: {receiver.url.removesuffix('/v1/traces')} takes no metrics at the path that they were sent to (HTTP 404 "
+        "Not Found): no more are sent. Set OTEL_EXPORTER_OTLP_METRICS_ENDPOINT to the whole URL of what takes them (of "
+        "Prometheus http://<prometheus>:9090/api/v1/otlp/v1/metrics, started with --web.enable-otlp-receiver), or "
+        "OTEL_METRICS_EXPORTER=none."
     )
 
 
@@ -234,5 +238,5 @@ def test_a_receiver_that_is_down_holds_nobody_up(exporter: Any, caplog: pytest.L
         one.submit(batch(float(now), seconds(inc=1.0)))
     assert one.flush(10)
     assert one.close(1.0)
-    assert one.lost > 0
+    assert one.settled["unreachable"] > 0
     assert len([record for record in caplog.records if record.name.startswith("dask_otel")]) <= 2
