@@ -167,7 +167,8 @@ TASK_ATTEMPTS = _instrument(
     "{attempt}",
     _SCHEDULER,
     (TASK_PREFIX, OUTCOME),
-    "Attempts that have ended, of computations that are not sampled too.",
+    "Attempts that have ended, of computations that are not sampled too; those that a worker had not told when it was killed "
+    "(0.25 s of them at most) are missing.",
     optional=(SPAN_NAME,),
 )
 WASTED_SECONDS = _instrument(
