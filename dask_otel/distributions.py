@@ -147,6 +147,8 @@ class Distributions:
 
     def __init__(self, instrument: Instrument, settings: Metrics | None = None) -> None:
         self.instrument = instrument
+        #: How often it has begun: totals of one beginning have nothing to do with those of another.
+        self.beginnings = 0
         self.begin(settings or Metrics())
 
     def begin(self, settings: Metrics) -> None:
@@ -156,6 +158,7 @@ class Distributions:
         )
         self._exemplars = settings.exemplars != "always_off"
         self._series: dict[tuple[str, ...], _Explicit | _Exponential] = {}
+        self.beginnings += 1
 
     def record(self, of: tuple[str, ...], value: float, exemplar: Exemplar | None = None) -> None:
         """Count a value.

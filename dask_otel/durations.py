@@ -88,6 +88,11 @@ class TaskDurations:
             kinds.add(of)
         return of
 
+    @property
+    def beginnings(self) -> int:
+        """How often counting has begun."""
+        return self._found.beginnings
+
     def snapshots(self) -> dict[tuple[str, ...], Histogram]:
         """What was counted."""
         return self._found.snapshots()

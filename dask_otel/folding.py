@@ -163,6 +163,10 @@ class Folding:
         stream.previous = dict(values)
         return stream.apart(_folded(stream.previous, at, shown))
 
+    def forget(self, of: Instrument) -> None:
+        """Its totals begin anew: nothing of what was folded is in them."""
+        self._streams.pop(of.name, None)
+
     def _fold_unknown(
         self, values: Mapping[tuple[str, ...], V], at: int, shown: dict[str, None]
     ) -> dict[tuple[str, ...], V]:

@@ -3,7 +3,8 @@
 Rules
 -----
 1. A server that exports no metrics measures nothing.
-2. What is handed in last, when the server goes, holds its last values.
+2. What is handed in last, when the server goes or counts anew, holds its last values: it is made at once, and nothing that was
+   left for later is made after it.
 3. A receiver that takes no metrics ends the counting.
 4. An application's provider wins, also one that is set late: from then on nothing goes our own way, and what has gone
    that way does not go to the provider.
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from threading import Lock
 from typing import Protocol
+from weakref import WeakSet
 
 from opentelemetry.sdk.metrics import MeterProvider
 
@@ -104,6 +106,8 @@ class Meter:
         self._before: dict[SeriesKey, float] | None = None
         self._began = 0.0
         self._making = Lock()
+        #: What was handed in and may not be made yet.
+        self._handed: WeakSet[Once] = WeakSet()
 
     @property
     def on(self) -> bool:
@@ -176,7 +180,19 @@ class Meter:
     def _submit(self, last: bool) -> None:
         # Before anything is read: what runs is counted first, and its rate is as exact as the two are close.
         now = time.time()
-        self._hand_in([one if isinstance(one, Measured) else Once(one) for one in self._found()], now, last)
+        found: Sequence[Measured | Later]
+        if last:
+            found = self._all()
+        else:
+            found = [one if isinstance(one, Measured) else Once(one) for one in self._found()]
+            self._handed.update([one for one in found if isinstance(one, Once)])
+        self._hand_in(found, now, last)
+
+    def _all(self) -> list[Measured]:
+        """All that there is now, made at once; what is still to be made of before is left out: this holds the same and more."""
+        for one in list(self._handed):
+            one.leave_out()
+        return list(made(self._found()))
 
     def _hand_in(self, found: Sequence[Measured | Later], now: float, last: bool) -> None:
         batch = Batch(self._outlet.source, self._began, now, found, last)
@@ -215,7 +231,7 @@ class Meter:
             self._next.cancel()
             self._next = None
         self._before = {}
-        now, found = time.time(), list(made(self._found()))
+        now, found = time.time(), self._all()
         self._hand_in(found, now, last=True)
         # The provider's histograms are filled value by value, whatever ours were: they begin anew.
         self.histograms.begin(_SINGLE_VALUES)

@@ -52,6 +52,8 @@ class WorkerMetrics:
         self._health = Health(self.meter.histograms, guard)
         self._tasks = TaskDurations(self.meter.histograms)
         self._transfers = TransferDurations(self.meter.histograms)
+        #: Of the durations that were folded.
+        self._beginnings = 0
         #: Is told of the hooks.
         self.overhead = Overhead(guard)
         self._counting = Several(self._seam, self._health, self._state, self.overhead)
@@ -117,6 +119,9 @@ class WorkerMetrics:
 
     def _durations(self) -> Iterator[Measured]:
         duration = instruments.TASK_DURATION
+        if self._tasks.beginnings != self._beginnings:
+            self._beginnings = self._tasks.beginnings
+            self._folding.forget(duration)
         yield measured(duration, self._folding.fold(self._tasks.snapshots(), 0, duration))
 
     def _by_prefix(self, found: Mapping[Instrument, Mapping[str, float]]) -> Iterator[Measured]:

@@ -79,6 +79,12 @@ class Once:
                 self._made = list(self._make())
             return self._made
 
+    def leave_out(self) -> None:
+        """If it is not made yet, nothing is: what comes after it holds the same and more."""
+        with self._making:
+            if self._made is None:
+                self._made = []
+
 
 def _in_turns(items: Iterable[M]) -> Iterator[M]:
     """Let the event loop have the interpreter in between: it would have to wait for it for 5 ms."""

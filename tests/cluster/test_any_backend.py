@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from opentelemetry.sdk.metrics.export import AggregationTemporality, MetricReade
 from opentelemetry.sdk.resources import Resource
 
 import dask_otel
-from dask_otel import config, instruments, names, process
+from dask_otel import config, instruments, names, process, worker_metrics
 from dask_otel.decode import attributes as decoded
 from dask_otel.receiver import Receiver
 from dask_otel.scheduler import schedulers
@@ -289,6 +290,43 @@ def test_a_provider_that_is_set_late_on_a_worker_wins_and_nothing_is_counted_twi
         (late,) = client.run(given).values()
         (all_of_them,) = client.run(rows).values()
     assert (own, late, all_of_them) == (8, 7, 15)
+
+
+def slept(x: int, seconds: float) -> int:
+    time.sleep(seconds)
+    return x
+
+
+def test_durations_of_prefixes_that_got_a_room_late_are_not_told_again_to_a_late_provider(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_metrics, "MAX_PREFIXES", 4)
+    prefixes = {f"{letter}nt" for letter in "abcdefg"}
+
+    def shown() -> set[str]:
+        assert dask_otel.flush(traced.client, DEADLINE)
+        return {
+            of for (of,) in totals(samples(receiver), instruments.COMPUTE_SECONDS.name, names.TASK_PREFIX)
+        }
+
+    with traced_cluster(receiver, n_workers=1, processes=False) as traced:
+
+        def run(prefix: str, n: int, seconds: float = 0.0) -> None:
+            assert traced.client.submit(slept, n, seconds, key=f"{prefix}-{n}").result(DEADLINE) == n
+
+        for prefix in sorted(prefixes):
+            run(prefix, 1)
+        late, other = sorted(prefixes - shown())[:2]
+        run(late, 2, 0.3)
+        wait_until(lambda: late in shown())
+        reader = Kept()
+        use(monkeypatch, reader)
+        wait_until(lambda: dask_otel.flush(traced.client, DEADLINE) and reader.data)
+        run(late, 3)
+        run(other, 3)
+        assert dask_otel.flush(traced.client, DEADLINE)
+    durations = reader.values(instruments.TASK_DURATION.name, names.TASK_PREFIX)
+    assert durations[-1] == {(late,): 1, ("other",): 1}
 
 
 SHOP = """\
