@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 
@@ -46,21 +46,25 @@ class Duty:
     """
 
     def __init__(self) -> None:
-        # Reentrant, since the garbage collector may end a server's life in between.
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._holder: Callable[[], object | None] = _nobody
         #: What each has told; `_gone` what those have that are no more.
         self._shares: dict[int, Totals] = {}
         self._gone: defaultdict[tuple[str, tuple[str, ...]], float] = defaultdict(int)
+        #: Whose life has ended since: the garbage collector ends it at any moment, and may change nothing that is being read.
+        self._ended: deque[int] = deque()
 
     def told(self, who: object, values: Iterable[Measured]) -> list[Measured]:
         """What one server tells of these totals: nothing, where another one does."""
         with self._lock:
+            # First, since another may have come to have the number of one that is gone.
+            while self._ended:
+                self._forget(self._ended.popleft())
             if self._holder() is None:
                 self._holder = weakref.ref(who)
                 if id(who) not in self._shares:
                     self._shares[id(who)] = {}
-                    weakref.finalize(who, self._forget, id(who)).atexit = False
+                    weakref.finalize(who, self._ended.append, id(who)).atexit = False
             if self._holder() is not who:
                 return []
             return [self._share(id(who), one) for one in values]
@@ -83,9 +87,8 @@ class Duty:
         return measured(total.instrument, values)
 
     def _forget(self, who: int) -> None:
-        with self._lock:
-            for of, value in self._shares.pop(who).items():
-                self._gone[of] += value
+        for of, value in self._shares.pop(who).items():
+            self._gone[of] += value
 
 
 def _nobody() -> None:

@@ -263,3 +263,19 @@ def test_a_server_that_is_gone_without_a_word_hands_over_too() -> None:
     gc.collect()
     assert values(duty, other, 6) == [1, 7]
     assert (list(duty._shares), dict(duty._gone)) == ([id(other)], {(LOOP_TICKS.name, ()): 5})
+
+
+def test_a_server_may_go_while_another_one_tells() -> None:
+    """The garbage collector ends lives at any moment."""
+    duty, going, other = Duty(), [Server()], Server()
+
+    class Looked(dict):
+        def get(self, of: Any, default: Any = None) -> Any:
+            going.clear()
+            return super().get(of, default)
+
+    assert values(duty, going[0], 5) == [5, 7]
+    duty.leave(going[0])
+    duty._shares[id(going[0])] = Looked(duty._shares[id(going[0])])
+    assert [values(duty, other, total) for total in (6, 8)] == [[1, 7], [3, 7]]
+    assert (going, list(duty._shares)) == ([], [id(other)])
