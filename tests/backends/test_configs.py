@@ -70,7 +70,7 @@ def test_prometheus_runs_on_its_file_and_the_flags_that_it_names(prometheus):
     assert "promote_all_resource_attributes: true" in config
     assert "out_of_order_time_window: 30m" in config
     assert flags["web.enable-otlp-receiver"] == "true"
-    assert flags["enable-feature"] == "exemplar-storage"
+    assert flags["enable-feature"] == "exemplar-storage,otlp-deltatocumulative"
 
 
 def test_traces_pass_to_tempos_address(otelcol, jaeger_grpc, jaeger_api, tmp_path):
