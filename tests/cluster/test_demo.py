@@ -209,8 +209,10 @@ def test_an_endpoint_where_nothing_listens_is_told_in_one_sentence() -> None:
     result = demo("--endpoint", gone, "--timeout", "1")
     assert (result.returncode, result.stdout) == (1, "")
     says = f"Not everything arrived at {gone} by http/protobuf; check that a backend listens there."
-    # Each process tells why, in a line of its own, before or after.
-    assert [line for line in result.stderr.splitlines() if "Connection refused" not in line][7:] == [says]
+    # Each process tells why, in lines of its own, before or after.
+    of_processes = f"dask-otel: {gone}: "
+    assert [line for line in result.stderr.splitlines() if of_processes not in line][7:] == [says]
+    assert f"{of_processes}no connection: ConnectionRefusedError" in result.stderr
 
 
 def test_a_sampler_that_says_no_is_named() -> None:
