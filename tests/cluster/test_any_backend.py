@@ -321,7 +321,9 @@ def test_durations_of_prefixes_that_got_a_room_late_are_not_told_again_to_a_late
         wait_until(lambda: late in shown())
         reader = Kept()
         use(monkeypatch, reader)
-        wait_until(lambda: dask_otel.flush(traced.client, DEADLINE) and reader.data)
+        # The scheduler and the worker look for a provider each by itself.
+        of_worker = instruments.WORKER_THREADS.name
+        wait_until(lambda: dask_otel.flush(traced.client, DEADLINE) and reader.values(of_worker))
         run(late, 3)
         run(other, 3)
         assert dask_otel.flush(traced.client, DEADLINE)
