@@ -299,6 +299,7 @@ def test_whenever_the_loop_waits_the_reasons_are_those_that_looking_at_everythin
             selector.select = select
             cluster.seam.install()
             await workload(cluster)
+            await until(lambda: expected["no-client-work"])
             found = cluster.seam.idle_time()
             assert found == expected
             assert min(found.values()) > 0
