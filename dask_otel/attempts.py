@@ -39,6 +39,8 @@ ACTIVITY_NAMES = Vocabulary(names.OVERFLOW_ACTIVITY)
 #: From one activity's span id to the next: odd, so that those of one task differ.
 ACTIVITY_STEP = 0xD1342543DE82EF95
 _NS = 1e9
+#: Bytes of a task's span, of each amount on it, of an activity's span.
+_TASK_BYTES, _AMOUNT_BYTES, _ACTIVITY_BYTES = 460, 60, 220
 
 
 class Failure(NamedTuple):
@@ -124,6 +126,14 @@ class Attempt(NamedTuple):
         return 1 + self.posted.units.count("seconds")
 
     @property
+    def bytes(self) -> int:
+        """Bytes of OTLP that its spans come to, about."""
+        size = _TASK_BYTES + _AMOUNT_BYTES * len(self.amounts.labels) + _ACTIVITY_BYTES * (self.weight - 1)
+        if self.failure is not None:
+            size += len(self.failure.message) * 2 + len(self.failure.stacktrace)
+        return size if self.written is None else size + _size_of(self.written)
+
+    @property
     def posted(self) -> Amounts:
         """What the metering contexts posted."""
         if self.posts is not None:
@@ -143,6 +153,16 @@ class Attempt(NamedTuple):
         intervals = nest(self.posted, [moment + shift for moment in self.moments], self.depths, self.compute)
         clamp(intervals, self.start, self.end)
         return intervals
+
+
+def _size_of(written: Written) -> int:
+    """Bytes of OTLP that what the user wrote comes to, about; whatever the values are."""
+    carriers: list[Attributes] = [written.attributes]
+    carriers += [event.attributes for event in written.events]
+    carriers += [link.attributes for link in written.links]
+    pairs = [pair for attributes in carriers for pair in attributes]
+    texts = sum(len(value) for _, value in pairs if isinstance(value, str | bytes | list | tuple))
+    return 40 * (len(carriers) + len(pairs)) + texts
 
 
 def _task_span(attempt: Attempt) -> Span:

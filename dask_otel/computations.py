@@ -10,18 +10,21 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from dask_otel import names, rollup, summary
 from dask_otel.attempt_totals import AttemptTotals
 from dask_otel.carried import Carried, Decision
 from dask_otel.chains import Chains, Past
+from dask_otel.detail import Details
 from dask_otel.endings import Endings
 from dask_otel.history import History, Runs
 from dask_otel.parents import OFF, Parent, attempt_span_id, pack
 from dask_otel.records import CLIENT, INTERNAL, PRODUCER, RANDOM, SAMPLED, Attributes, Link, Span
 from dask_otel.rollup import Computation, Graph, Group, Tag
+from dask_otel.settings import TraceBudget
+from dask_otel.trace_budget import Plan
 
 #: Groups, and tasks that failed or needed several attempts, that are remembered, so that a task which runs again
 #: long after can point at its last attempt.
@@ -68,6 +71,8 @@ class Computations:
         Decides at the root of a trace, from its id and the computation's kind.
     detail:
         `parents.GROUP`, `TASK` or `ACTIVITY`; `OFF` passes contexts on and tells nothing.
+    details:
+        Says how much of a graph is told; as much as ``detail`` where nobody does.
     max_age:
         Seconds after which a computation is joined no more.
     paused:
@@ -84,6 +89,7 @@ class Computations:
         detail: int,
         max_age: float,
         paused: Callable[[], float] = lambda: 0.0,
+        details: Details | None = None,
     ) -> None:
         self._emit = emit
         self._new_trace_id = new_trace_id
@@ -92,8 +98,9 @@ class Computations:
         self.detail = detail
         self.max_age = max_age
         self._paused = paused
+        self.details = details or Details(TraceBudget(), detail, lambda: 0.0)
         self._joinable: dict[tuple[str, Carried | None], Computation] = {}
-        self._current: tuple[str, Computation] | None = None
+        self._current: tuple[str, Computation, Plan] | None = None
         self._graphs: dict[str, Graph] = {}
         self._active: dict[Hashable, Group] = {}
         self._limbo: dict[Hashable, Group] = {}
@@ -109,7 +116,7 @@ class Computations:
         #: What is not told yet, by its span's id.
         self.unsettled = self._endings.unsettled
         #: Addresses of the workers that tell of their attempts.
-        self.tellers: Container[str] = ()
+        self.tellers: Collection[str] = ()
         #: Attempts of traces that are not sampled.
         self.sampled_out = 0
 
@@ -129,12 +136,22 @@ class Computations:
         self._graphs[stimulus_id] = graph
         return graph
 
-    def create(self, stimulus_id: str, dask_id: str = "", client: str = "", now: float = 0.0) -> None:
-        """The graph's tasks exist; the transitions that follow with its stimulus are its own."""
+    def create(
+        self,
+        stimulus_id: str,
+        dask_id: str = "",
+        client: str = "",
+        now: float = 0.0,
+        sizes: Callable[[], Mapping[str, int]] = dict,
+        forced: int | None = None,
+    ) -> None:
+        """The graph's tasks exist, ``sizes`` of them by group; the transitions that follow with its stimulus are its own."""
         graph = self._graphs.get(stimulus_id)
         computation = graph.computation if graph else self._join(client, None, "", now)
         computation.dask_id = computation.dask_id or dask_id
-        self._current = (stimulus_id, computation)
+        if graph is not None and graph.forced is not None:
+            forced = graph.forced
+        self._current = (stimulus_id, computation, self.details.plan(computation, sizes, forced, len(self.tellers)))
 
     def measure(self, stimulus_id: str, metrics: dict[str, float], error_type: str | None) -> None:
         """Dask's own measures of the graph's update have come, or that it failed."""
@@ -153,7 +170,9 @@ class Computations:
         computation.paused_until = self._paused()
         self._endings.touch(computation)
         if computation.detail > OFF:
-            for span in summary.graph_spans(graph, self._new_span_id):
+            forced = self.details.forced is not None or graph.forced is not None
+            spans = summary.graph_spans(graph, self._new_span_id)
+            for span in self.details.of_graph(computation, spans, forced):
                 self._emit(span)
 
     def _join(self, client: str, carried: Carried | None, operation: str, now: float) -> Computation:
@@ -194,9 +213,11 @@ class Computations:
             links=links,
             attributes=attributes,
             pair=(client, carried),
+            ledger=self.details.ledger(trace_id, detail),
             counted=self.totals.on,
         )
         computation.paused_before = computation.paused_until = self._paused()
+        self.details.begin(computation)
         self.unsettled[computation.span_id] = computation
         return computation
 
@@ -218,6 +239,8 @@ class Computations:
         place = (
             again if again is not None and known and not again.told else self._group(computation, task, now)
         )
+        if current is not None and computation is current[1] and place.plan is not current[2]:
+            place.follow(current[2])
         computation.tasks += not known
         self._active[key] = place
         if not place.pending:
@@ -289,6 +312,7 @@ class Computations:
             computation.groups[place] = found
             computation.prefixes[task.prefix] = None
             self._endings.open(found)
+            computation.ledger.use(1)
         return found
 
     def _tag(
@@ -299,6 +323,7 @@ class Computations:
             above = self._tag(computation, tag_names[:-1], ids[:-1], now) if len(ids) > 1 else None
             tag = Tag(computation, above, tag_names, ids[-1], self._new_span_id(), now)
             computation.tags[ids[-1]] = tag
+            computation.ledger.use(1)
         return tag
 
     def deactivate(
@@ -390,12 +415,13 @@ class Computations:
         if not computation.travels:
             return None
         past = self._chains.past(key)
+        certain = self.details.certain(group, past is not None)
         if past is None:
-            return group.packed(peers)
+            return group.packed(peers, certain)
         attempts, previous, cause = past
         if previous[:-8] == computation.parent.trace_id:
             previous = previous[-8:]
-        return pack(group.parent(peers), attempts + 1, previous, cause)
+        return pack(group.parent(peers, certain), attempts + 1, previous, cause)
 
     def flights(self, address: str) -> Iterator[tuple[Hashable, Flight]]:
         """What is at a worker: keys and their dispatches."""
@@ -421,8 +447,9 @@ class Computations:
         seconds = max(0.0, now - start)
         group.sums.add(names.LOST, seconds, ())
         self.totals.lost(group.prefix, seconds, group.tags)
-        self._attempted(key, group, flight)
-        if group.computation.detail > OFF:
+        told = self.details.loses(group)
+        self._attempted(key, group, flight, told)
+        if told:
             group.sums.emitted += 1
             span_id = attempt_span_id(group.computation.span_id, flight.run_id)
             self._emit(
@@ -438,7 +465,10 @@ class Computations:
 
     def add(self, span_id: bytes, wire: list[object], prefix: str = "") -> bool:
         """Sums of a group have come from a worker; ``False`` if it was told already."""
-        return self._endings.add(span_id, wire, prefix)
+        group = self._endings.add(span_id, wire, prefix)
+        if group is not None:
+            self.details.recorded(group, wire)
+        return group is not None
 
     # -- ends -------------------------------------------------------------------------------------------------
     @property

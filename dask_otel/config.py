@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import dask.config
 import yaml
-from dask.utils import parse_timedelta
+from dask.utils import parse_bytes, parse_timedelta
 
 from dask_otel.environment import parse
 from dask_otel.instruments import INSTRUMENTS
@@ -33,7 +33,7 @@ from dask_otel.variables import quoted
 
 DEFAULTS = Path(__file__).with_name("otel.yaml")
 SCHEMA = Path(__file__).with_name("otel-schema.yaml")
-DETAILS = ("activity", "task", "group")
+DETAILS = ("auto", "activity", "task", "group")
 #: What the readers of our keys raise, `parse_timedelta` among them.
 _WRONG = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
@@ -48,9 +48,9 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     >>> with dask.config.set({"otel.traces.detail": "tasks"}):
     ...     settings = load({"OTEL_TRACES_EXPORTER": "console"})
     >>> settings.exporters, settings.detail
-    (('console',), 'activity')
+    (('console',), 'auto')
     >>> settings.complaints
-    ("otel.traces.detail is 'tasks', which is not activity, task or group; activity is used instead.",)
+    ("otel.traces.detail is 'tasks', which is not auto, activity, task or group; auto is used instead.",)
 
     Notes
     -----
@@ -191,6 +191,19 @@ def _seconds(value: Any) -> float:
     return seconds
 
 
+def _count(value: Any) -> int:
+    number = float(value)
+    if isinstance(value, bool) or not 1 <= number < math.inf or number != int(number):
+        raise ValueError
+    return int(number)
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return _count(parse_bytes(value))
+
+
 def _name(value: Any) -> str | None:
     """Dask reads a name like ``12`` in its environment variables as a number."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -208,7 +221,9 @@ def _names(value: Any) -> tuple[str, ...]:
 
 
 _KEYS = {
-    "otel.traces.detail": _Key("detail", "activity, task or group", _detail),
+    "otel.traces.detail": _Key("detail", "auto, activity, task or group", _detail),
+    "otel.traces.budget.spans": _Key("budget.spans", "a number of spans above 0", _count),
+    "otel.traces.budget.size": _Key("budget.size", "a number of bytes above 0, like 4 MB", _bytes),
     "otel.traces.user-spans": _Key("user_spans", "true or false", _boolean),
     "otel.traces.url": _Key("traces_url", "a URL with {trace_id} in it", _url),
     "otel.traces.computation.max-age": _Key("max_age", "a time above 0, like 10 min", _seconds),
@@ -218,7 +233,7 @@ _KEYS = {
     "otel.cluster.name": _Key("cluster_name", "a name", _name),
 }
 #: An empty section of a YAML file is None.
-_SECTIONS = {"otel", "otel.traces", "otel.traces.computation", "otel.metrics", "otel.cluster"}
+_SECTIONS = {"otel", "otel.traces", "otel.traces.budget", "otel.traces.computation", "otel.metrics", "otel.cluster"}
 
 
 def _installed(group: str) -> Iterable[str]:

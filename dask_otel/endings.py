@@ -80,17 +80,17 @@ class Endings:
         self._idle[group] = None
         self._touched.add(group.computation)
 
-    def add(self, span_id: bytes, wire: list[object], prefix: str = "") -> bool:
-        """Sums of a group have come from a worker; ``False`` if it was told already."""
+    def add(self, span_id: bytes, wire: list[object], prefix: str = "") -> Group | None:
+        """Sums of a group have come from a worker; gives the group, ``None`` if it was told already."""
         group = self._groups.get(span_id)
         if group is None:
             self._totals.add(prefix, wire, late=True)
-            return False
+            return None
         self._totals.add(group.prefix, wire, group.tags)
         group.sums.merge(wire)
         if not group.pending:
             self._touched.add(group.computation)
-        return True
+        return group
 
     @property
     def ending(self) -> bool:
@@ -146,6 +146,7 @@ class Endings:
     def _tell_computation(self, computation: Computation, state: str) -> None:
         if self.unsettled.pop(computation.span_id, None) is None or computation.detail == OFF:
             return
+        computation.release(computation.planned)
         for tag in reversed(computation.tags.values()):
             self._emit(summary.tag_span(tag))
         self._emit(summary.computation_span(computation, state))

@@ -8,6 +8,8 @@ Rules
 
 from __future__ import annotations
 
+import math
+import struct
 from typing import NamedTuple
 
 from dask_otel.records import IS_REMOTE_KNOWN, Link
@@ -21,6 +23,22 @@ _DETAIL_BITS = 0x03
 _PEERS_BIT = 0x04
 _COUNTED_BIT = 0x08
 _MASK = (1 << 64) - 1
+#: A `Keep` where there is one: detail, allowances of failed and of slow attempts, seconds.
+_KEEP = struct.Struct(">BHHf")
+_MOST = 0xFFFF
+
+
+class Keep(NamedTuple):
+    """Which of the attempts are sent of a group whose tasks are not, to be known only when they have ended.
+
+    ``detail`` is how they are told; ``failed`` and ``slow`` how many of each a worker may send of the computation,
+    ``slower`` how long (s) one takes that is slow: infinite while nobody knows.
+    """
+
+    detail: int
+    failed: int = 0
+    slow: int = 0
+    slower: float = math.inf
 
 
 class Parent(NamedTuple):
@@ -28,7 +46,8 @@ class Parent(NamedTuple):
 
     Where ``detail`` is `OFF` nobody emits spans of ours below, and ``group_id`` is the span that the user's own
     code has as its parent; ``counted`` says that the scheduler counts attempts nevertheless, by what is
-    ``computation_id`` then. ``peers`` says that every worker of the cluster runs dask-otel.
+    ``computation_id`` then. ``peers`` says that every worker of the cluster runs dask-otel. ``keep`` is for a task that
+    is not certain to be told.
     """
 
     trace_id: bytes
@@ -40,6 +59,7 @@ class Parent(NamedTuple):
     trace_state: str = ""
     baggage: str = ""
     counted: bool = False
+    keep: Keep | None = None
 
     @property
     def tells(self) -> bool:
@@ -65,7 +85,7 @@ class Handed(NamedTuple):
 
 
 def pack(parent: Parent, attempt: int = 1, previous: bytes = b"", cause: str = "") -> bytes | list[object]:
-    """The form that travels: 34 bytes, in a list with the rest where there is a rest.
+    """The form that travels: 34 bytes, 43 with a `Keep`, in a list with the rest where there is a rest.
 
     Examples
     --------
@@ -74,9 +94,15 @@ def pack(parent: Parent, attempt: int = 1, previous: bytes = b"", cause: str = "
     (34, True)
     >>> unpack(pack(parent, attempt=2, previous=b"p" * 8)).attempt
     2
+    >>> uncertain = parent._replace(detail=GROUP, keep=Keep(ACTIVITY, failed=7, slow=3, slower=0.5))
+    >>> len(pack(uncertain)), unpack(pack(uncertain)) == Handed(uncertain)
+    (43, True)
     """
     detail = parent.detail | (_PEERS_BIT if parent.peers else 0) | (_COUNTED_BIT if parent.counted else 0)
     head = parent.trace_id + parent.group_id + parent.computation_id + bytes((parent.flags & 0xFF, detail))
+    if parent.keep is not None:
+        kept, failed, slow, slower = parent.keep
+        head += _KEEP.pack(kept, min(failed, _MOST), min(slow, _MOST), slower)
     if attempt == 1 and not parent.trace_state and not parent.baggage:
         return head
     return [head, attempt, previous, cause, parent.trace_state, parent.baggage]
@@ -89,7 +115,7 @@ def unpack(data: object) -> Handed | None:
     cause = trace_state = baggage = ""
     if isinstance(data, (list, tuple)) and len(data) == 6:
         data, attempt, previous, cause, trace_state, baggage = data
-    if not isinstance(data, bytes) or len(data) != _HEAD_LENGTH:
+    if not isinstance(data, bytes) or len(data) not in (_HEAD_LENGTH, _HEAD_LENGTH + _KEEP.size):
         return None
     if not (isinstance(attempt, int) and isinstance(previous, bytes) and len(previous) in (0, 8, 24)):
         return None
@@ -106,6 +132,7 @@ def unpack(data: object) -> Handed | None:
         trace_state,
         baggage,
         bool(last & _COUNTED_BIT),
+        Keep(*_KEEP.unpack(data[_HEAD_LENGTH:])) if len(data) > _HEAD_LENGTH else None,
     )
     return Handed(parent, attempt, previous, cause)
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 
 from dask_otel.carried import Carried
 from dask_otel.history import Runs
-from dask_otel.parents import OFF, Parent, pack
+from dask_otel.parents import GROUP, OFF, Keep, Parent, pack
 from dask_otel.records import (
     CLIENT,
     CONSUMER,
@@ -25,6 +25,10 @@ from dask_otel.records import (
     Link,
 )
 from dask_otel.sums import Sums
+from dask_otel.trace_budget import Ledger, Plan
+
+#: Attempts of a group after which one can be called slow.
+FEW = 32
 
 
 def kind_below(kind: int) -> int:
@@ -44,6 +48,7 @@ class Computation:
         client: str,
         start: float,
         pair: tuple[str, Carried | None],
+        ledger: Ledger,
         links: tuple[Link, ...] = (),
         attributes: Attributes = (),
         counted: bool = False,
@@ -54,6 +59,16 @@ class Computation:
         self.client = client
         self.start = self.end = start
         self.pair = pair
+        self.ledger = ledger
+        #: How what no graph has brought is told.
+        self.plan = Plan(parent.detail, forced=parent.detail == OFF)
+        #: The least detail of a graph of it, and how many spans are set aside for it.
+        self.shown = parent.detail
+        self.planned = 0.0
+        #: Its graphs that were told; tasks that were told with their activities, and the spans that they came to.
+        self.told_graphs = self.told_tasks = self.told_spans = 0
+        #: What the shares of its tasks are multiplied with, now that it is known what a task comes to.
+        self.scale = 1.0
         self.links = links
         self.attributes = attributes
         self.dask_id = ""
@@ -98,11 +113,11 @@ class Computation:
             return None
         return Link(self.parent.trace_id, self.span_id, self.parent.flags | IS_REMOTE_KNOWN)
 
-    def above(self, group_id: bytes, peers: bool) -> Parent:
+    def above(self, group_id: bytes, peers: bool, detail: int, keep: Keep | None) -> Parent:
         """What a group's tasks must know; where nothing of ours is sent: the context that came, as it came."""
         parent = self.parent
         if parent.detail > OFF:
-            return parent._replace(group_id=group_id, peers=peers)
+            return parent._replace(group_id=group_id, peers=peers, detail=detail, keep=keep)
         return parent._replace(
             trace_id=parent.trace_id or bytes(16),
             group_id=self.parent_id or parent.computation_id,
@@ -110,6 +125,22 @@ class Computation:
             peers=peers,
             counted=self.told,
         )
+
+    def follow(self, plan: Plan) -> None:
+        """A graph of it is told so."""
+        self.shown = min(self.shown, plan.level)
+        self.planned += plan.spans
+        self.ledger.planned += plan.spans
+
+    def use(self, spans: int, size: int) -> None:
+        """Spans of its tasks were recorded: they are set aside no more."""
+        self.ledger.use(spans, size)
+        self.release(min(spans, self.planned))
+
+    def release(self, spans: float) -> None:
+        """What was set aside is free again."""
+        self.planned -= spans
+        self.ledger.planned -= spans
 
     def take(self, group: Group) -> None:
         """Add a told group's totals."""
@@ -132,6 +163,8 @@ class Graph:
         self.stimulus_id = stimulus_id
         self.start = self.end = start
         self.metrics: dict[str, float] = {}
+        #: The detail that the user asked for.
+        self.forced: int | None = None
         self.error_type: str | None = None
 
 
@@ -173,8 +206,13 @@ class Group:
         self.sums = Sums()
         self.runs: Runs | None = None
         self.told = False
-        self._parents: list[Parent | None] = [None, None]
-        self._packed: list[bytes | list[object] | None] = [None, None]
+        #: How its tasks are told, the fraction of them that are in any case, and which of the others.
+        self.plan = computation.plan
+        self.share = 1.0
+        self.keep: Keep | None = None
+        #: Attempts after which it is looked again what is slow.
+        self.next_look = FEW
+        self._packed: dict[tuple[bool, int], bytes | list[object]] = {}
 
     @property
     def place(self) -> tuple[str, str]:
@@ -191,19 +229,30 @@ class Group:
         """Whether the workers have answered for every dispatch that is over for the scheduler."""
         return self.sums.answers >= self.expected
 
-    def parent(self, peers: bool) -> Parent:
-        """What this group's tasks must know."""
-        found = self._parents[peers]
+    def follow(self, plan: Plan) -> None:
+        """Its tasks are told so from now on."""
+        self.plan = plan
+        self.share = plan.shares.get(self.name, 1.0)
+        self.keep = plan.keep
+        self._packed.clear()
+
+    def parent(self, peers: bool, certain: bool = True) -> Parent:
+        """What a task of this group must know; ``certain`` says whether it is told in any case."""
+        detail, keep = (self.plan.detail, None) if certain else (GROUP, self.keep)
+        return self.computation.above(self.span_id, peers, detail, keep)
+
+    def packed(self, peers: bool, certain: bool) -> bytes | list[object]:
+        """What travels with the first attempt of each of this group's tasks."""
+        found = self._packed.get((peers, certain))
         if found is None:
-            found = self._parents[peers] = self.computation.above(self.span_id, peers)
+            found = self._packed[peers, certain] = pack(self.parent(peers, certain))
         return found
 
-    def packed(self, peers: bool) -> bytes | list[object]:
-        """What travels with the first attempt of each of this group's tasks."""
-        found = self._packed[peers]
-        if found is None:
-            found = self._packed[peers] = pack(self.parent(peers))
-        return found
+    def keeps(self, keep: Keep | None) -> None:
+        """Which attempts are told that need not be, from now on."""
+        if keep != self.keep:
+            self.keep = keep
+            self._packed.clear()
 
     def outcomes(self) -> dict[str, int]:
         """Attempts by outcome, the scheduler's own counts included."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
@@ -19,14 +20,16 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from dask_otel import names, process, submission
 from dask_otel.carried import Decision
 from dask_otel.computations import Activated, Computations
+from dask_otel.detail import Details
 from dask_otel.guard import Guard
 from dask_otel.holders import BY_CLIENT, BY_PRELOAD, Holders
 from dask_otel.outlet import Outlet
-from dask_otel.parents import DETAILS, OFF
+from dask_otel.parents import ACTIVITY, DETAILS, OFF
 from dask_otel.rollup import Graph
 from dask_otel.scheduler_metrics import SchedulerMetrics
-from dask_otel.seam.scheduler import SchedulerSeam, Submission
+from dask_otel.seam.scheduler import Arrived, SchedulerSeam, Submission
 from dask_otel.settings import Settings
+from dask_otel.variables import quoted
 from dask_otel.version import __version__
 
 if TYPE_CHECKING:
@@ -50,6 +53,7 @@ class SchedulerTelemetry:
             new_span_id=process.new_span_id,
             sample=self._sample,
             detail=OFF,
+            details=Details(settings.budget, DETAILS.get(settings.detail), random.Random().random),
             max_age=settings.max_age,
             paused=self.seam.paused,
         )
@@ -83,12 +87,13 @@ class SchedulerTelemetry:
         self.outlet.use(settings)
         self.metrics.meter.start()
         self.model.max_age = settings.max_age
+        self.model.details.use(settings.budget, DETAILS.get(settings.detail))
         self._first = True
 
     def _start(self) -> None:
         """The first graph: whoever sets a provider has had the time to."""
         self._first = False
-        self.model.detail = DETAILS[self.settings.detail] if self.outlet.sending else OFF
+        self.model.detail = ACTIVITY if self.outlet.sending else OFF
         self.outlet.explain(loud=True)
 
     def _sample(self, trace_id: bytes, kind: int) -> Decision:
@@ -102,12 +107,14 @@ class SchedulerTelemetry:
         carried, operation = submission.unpack(received.annotation)
         graph = self.model.receive(received.stimulus_id, received.client, carried, operation, time.time())
         graph.computation.code = graph.computation.code or received.code
+        graph.forced = _asked(received.detail)
         return graph
 
-    def graph_created(self, stimulus_id: str, computation_id: str, client: str) -> None:
+    def graph_created(self, arrived: Arrived) -> None:
         if self._first:
             self._start()
-        self.model.create(stimulus_id, computation_id, client, time.time())
+        stimulus_id, client, computation_id, sizes, asked = arrived
+        self.model.create(stimulus_id, computation_id, client, time.time(), sizes, _asked(asked))
 
     def graph_measured(self, stimulus_id: str, metrics: dict[str, float], failed: bool) -> None:
         self.model.measure(stimulus_id, metrics, names.OTHER_ERROR if failed else None)
@@ -277,6 +284,21 @@ class SchedulerTelemetry:
         self.model.stop(time.time(), state)
 
 
+def _asked(annotation: object) -> int | None:
+    """The detail that a user's annotation asks for; ``None`` where it asks for none that there is, which is said."""
+    if annotation is None or annotation == "auto":
+        return None
+    try:
+        return DETAILS[str(annotation).strip().lower()]
+    except KeyError:
+        process.say_once(
+            "The annotation otel_detail is %s, which is not auto, activity, task or group; it is left out.",
+            quoted(annotation),
+            level=logging.WARNING,
+        )
+        return None
+
+
 class SchedulerOtel(SchedulerPlugin):
     """The scheduler's plugin; made with the settings of whoever registers it, used where the scheduler has none."""
 
@@ -307,11 +329,20 @@ class SchedulerOtel(SchedulerPlugin):
     def __reduce__(self) -> tuple[type[SchedulerOtel], tuple[Settings | None, bool]]:
         return SchedulerOtel, (self.settings, self.by_client)
 
-    def update_graph(self, scheduler: Scheduler, *, client: str, stimulus_id: str, **kwargs: Any) -> None:
+    def update_graph(
+        self,
+        scheduler: Scheduler,
+        *,
+        client: str,
+        stimulus_id: str,
+        tasks: list[Hashable],
+        annotations: dict[str, Any],
+        **kwargs: Any,
+    ) -> None:
         telemetry = self.telemetry
         if telemetry is not None:
             try:
-                telemetry.seam.graph_created(client, stimulus_id)
+                telemetry.seam.graph_created(client, stimulus_id, tasks, annotations)
             except Exception:
                 telemetry.guard.fault("update_graph")
 

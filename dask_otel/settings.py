@@ -92,6 +92,14 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True)
+class TraceBudget:
+    """How many spans of ours a trace has, and how many bytes of OTLP, where its detail is not forced."""
+
+    spans: int = 10_000
+    size: int = 4_000_000
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything that dask-otel can be told; what concerns one signal is about traces, but for ``metrics``.
 
@@ -112,7 +120,8 @@ class Settings:
     resource: Attributes = ()
     resource_detectors: tuple[str, ...] = ()
     cluster_name: str | None = None
-    detail: str = "activity"
+    detail: str = "auto"
+    budget: TraceBudget = TraceBudget()
     max_age: float = 600.0
     user_spans: bool = True
     traces_url: str | None = None

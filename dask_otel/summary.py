@@ -153,7 +153,7 @@ def computation_span(computation: Computation, state: str) -> Span:
         *((names.COMPUTATION_OUTCOMES + outcome, n) for outcome, n in sorted(computation.outcomes.items())),
         (names.WASTED_TIME, computation.wasted),
         (names.GC_TIME, computation.paused),
-        (names.TRACE_DETAIL, _DETAIL_NAMES[computation.detail]),
+        (names.TRACE_DETAIL, _DETAIL_NAMES[computation.shown]),
         (names.SPANS_EMITTED, computation.emitted),
         (names.SPANS_ROLLED_UP, computation.rolled_up),
         (names.SPANS_DROPPED, computation.dropped),

@@ -22,7 +22,7 @@ _LOG_GAMMA = math.log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
 #: The lowest bucket holds everything up to one nanosecond.
 _SMALLEST = 1e-9
 #: What is added up as it is, in the order in which it travels; new ones come last.
-_TOTALS = ("size", "emitted", "dropped", "recomputed", "unstarted", "going", "paused")
+_TOTALS = ("size", "emitted", "dropped", "recomputed", "unstarted", "going", "paused", "spans", "bytes")
 
 
 class Sums:
@@ -42,6 +42,7 @@ class Sums:
     __slots__ = (
         "amounts",
         "buckets",
+        "bytes",
         "counts",
         "dropped",
         "emitted",
@@ -52,6 +53,7 @@ class Sums:
         "recomputed",
         "seconds",
         "size",
+        "spans",
         "unstarted",
     )
 
@@ -73,6 +75,8 @@ class Sums:
         self.going = 0
         #: Seconds of garbage collections in a worker's process that stopped the group's computation.
         self.paused: float = 0
+        #: Spans of ours that were recorded for the group's tasks, and about how many bytes of OTLP they are.
+        self.spans = self.bytes = 0
 
     def add(
         self,
@@ -174,6 +178,19 @@ class Sums:
         self.maximum = max(self.maximum, maximum)
         for name, total in zip(_TOTALS, totals):
             setattr(self, name, getattr(self, name) + total)
+
+
+def used_wire(spans: int) -> list[object]:
+    """What `Sums.to_wire` gives where there is nothing but so many spans.
+
+    Examples
+    --------
+    >>> total_on_wire(used_wire(2), "spans")
+    2
+    """
+    sums = Sums()
+    sums.spans = spans
+    return sums.to_wire()
 
 
 def counts_on_wire(wire: list[Any]) -> Iterable[tuple[str, int, float]]:

@@ -133,6 +133,11 @@ class WorkerTelemetry:
             self._start()
         return self.sending
 
+    def used(self, parent: Parent, spans: int) -> None:
+        """Transfers of a group's tasks use its trace's budget."""
+        if parent.computation_id:
+            self.sums.use(parent, spans)
+
     # -- tasks ------------------------------------------------------------------------------------------------
     def run_started(self, run: Run, annotation: object) -> Context | None:
         """Find the task's context; remember what its end needs."""
@@ -155,6 +160,7 @@ class WorkerTelemetry:
             self.outlet.explain(loud=True)
         if parent.detail < TASK or not self.sending:
             run.listener = Traced(place, handed)
+            run.itemized = self.sending and place.keeper is not None
             return place.context
         span_id = attempt_span_id(parent.computation_id, run.run_id)
         context, span = current.context_of(parent, span_id)
@@ -230,14 +236,27 @@ class WorkerTelemetry:
         sums = place.sums
         if run.cancelled:
             sums.going -= 1
-        if traced.span is not None and amounts is not None:
-            if self.outlet.emit(self._attempt(run, ended, traced, amounts, failure)):
+        if amounts is not None and (traced.span is not None or self._keeps(run, ended, traced)):
+            attempt = self._attempt(run, ended, traced, amounts, failure)
+            sums.spans += attempt.weight
+            sums.bytes += attempt.bytes
+            if self.outlet.emit(attempt):
                 sums.emitted += 1
                 kept = Kept(place.parent.trace_id, traced.span_id, ended.end)
             else:
                 sums.dropped += 1
         self.sums.flush_soon(place)
         return kept
+
+    def _keeps(self, run: Run, ended: Ended, traced: Traced) -> bool:
+        """Whether an attempt is told that needed not be when it began."""
+        place = traced.place
+        if place is None or place.keeper is None or place.parent.keep is None or not run.itemized:
+            return False
+        if not place.keeper.keeps(place.parent.keep, ended.outcome, ended.end - run.start):
+            return False
+        traced.span_id = attempt_span_id(place.parent.computation_id, run.run_id)
+        return True
 
     def run_cancelled(self, run: Run) -> None:
         """Tell the scheduler that it goes on."""
@@ -266,7 +285,8 @@ class WorkerTelemetry:
         self, run: Run, ended: Ended, traced: Traced, amounts: Amounts, failure: Failure | None
     ) -> Attempt:
         place, span, posts, handed = traced.place, traced.span, run.posts, traced.handed
-        assert place is not None and span is not None and handed is not None  # noqa: PT018
+        assert place is not None
+        assert handed is not None
         waiting, ready = run.waiting, run.ready
         return Attempt(
             place.origin,
@@ -292,7 +312,7 @@ class WorkerTelemetry:
             ended.thread,
             self.seam.clock_offset(),
             failure,
-            span.end_task(),
+            span.end_task() if span is not None else None,
             bytes(posts.depths),
         )
 

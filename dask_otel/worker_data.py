@@ -9,7 +9,7 @@ from dask_otel import names, process, transfers
 from dask_otel.durations import Kept
 from dask_otel.instruments import INCOMING, OUTGOING
 from dask_otel.outlet import Outlet
-from dask_otel.parents import GROUP, OFF, Parent, unpack
+from dask_otel.parents import GROUP, OFF, TASK, Parent, unpack
 from dask_otel.seam.transfers import Transfer
 from dask_otel.worker_metrics import WorkerMetrics
 
@@ -24,6 +24,9 @@ class Standing(Protocol):
     @property
     def peers(self) -> bool:
         """Whether every worker runs dask-otel, by the scheduler's last word."""
+
+    def used(self, parent: Parent, spans: int) -> None:
+        """Beside its tasks so many spans were recorded for a group, by others too."""
 
 
 class WorkerData:
@@ -52,7 +55,8 @@ class WorkerData:
         if not self._standing.tracing:
             return ""
         handed = ((unpack(annotation), run_id) for annotation, run_id in waiting)
-        traced = [(found.parent, run_id) for found, run_id in handed if found and found.parent.detail > OFF]
+        # Those of tasks that are not told are not either.
+        traced = [(found.parent, run_id) for found, run_id in handed if found and found.parent.detail >= TASK]
         context = transfers.context_of_transfer(traced, alone, process.new_span_id, self._new_root)
         if context is None:
             return ""
@@ -75,6 +79,7 @@ class WorkerData:
             span = transfers.gather_dep_span(context, transfer, self._clock_offset())
             if self._outlet.emit(span):
                 kept = Kept(span.trace_id, span.span_id, transfer.end)
+            self._standing.used(context.parent, 2 if context.fragment else 1)
         seconds = transfer.end - transfer.start
         self._metrics.transferred(INCOMING, transfer.outcome, seconds, transfer.size, kept)
 

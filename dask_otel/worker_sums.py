@@ -16,9 +16,10 @@ from dask_otel import current, names
 from dask_otel.attempts import Origin
 from dask_otel.guard import Guard
 from dask_otel.intervals import Amounts
+from dask_otel.keeping import Keeper, Keepers
 from dask_otel.parents import Handed, Parent, unpack
 from dask_otel.seam.run import Ended
-from dask_otel.sums import Sums
+from dask_otel.sums import Sums, used_wire
 
 #: Seconds that sums wait for more of their kind.
 FLUSH_AFTER = 0.25
@@ -29,12 +30,14 @@ MAX_PLACES = 1_000
 class Place:
     """One group's attempts on this worker."""
 
-    __slots__ = ("context", "ended", "handed", "origin", "parent", "sums", "waiting")
+    __slots__ = ("context", "ended", "handed", "keeper", "origin", "parent", "sums", "waiting")
 
-    def __init__(self, handed: Handed, made: Origin) -> None:
+    def __init__(self, handed: Handed, made: Origin, keeper: Keeper | None) -> None:
         self.handed = handed
         self.parent = handed.parent
         self.origin = made
+        #: Decides of attempts that need not be told; there is none where they are, or never are.
+        self.keeper = keeper
         #: What is current in those of its tasks that have no span.
         self.context = current.group_context(handed.parent)
         self.sums = Sums()
@@ -83,8 +86,11 @@ class Places:
         self._guard = guard
         self._loop = asyncio.get_running_loop()
         self._places: dict[object, Place] = {}
+        self._keepers: dict[bytes, Keepers] = {}
         self.waiting: list[Place] = []
         self._flushing = False
+        #: Spans that were recorded beside those of attempts, by the group's address.
+        self._used: dict[bytes, int] = {}
 
     def find(self, annotation: object, key: Hashable) -> tuple[Place, Handed] | tuple[None, None]:
         """The place of a task, and what came with it; nothing where it came without a context of ours."""
@@ -100,25 +106,46 @@ class Places:
         if place is None:
             if len(self._places) >= MAX_PLACES:
                 self._places.clear()
-            place = self._places[identity] = Place(handed, self._make_origin(handed.parent, key))
+                self._keepers.clear()
+            place = self._places[identity] = self._make(handed, key)
         return place, handed
+
+    def _make(self, handed: Handed, key: Hashable) -> Place:
+        parent, keeper = handed.parent, None
+        if parent.keep is not None:
+            keepers = self._keepers.setdefault(parent.computation_id, Keepers())
+            keeper = keepers.of(parent.group_id)
+            # As what is told of it: whatever its tasks are told as.
+            parent = parent._replace(detail=parent.keep.detail)
+        return Place(handed, self._make_origin(parent, key), keeper)
+
+    def use(self, parent: Parent, spans: int) -> None:
+        """So many spans were recorded for a group beside those of its attempts."""
+        self._used[parent.address] = self._used.get(parent.address, 0) + spans
+        self._flush_in_time()
 
     def flush_soon(self, place: Place) -> None:
         """Its sums have changed."""
         if not place.waiting:
             place.waiting = True
             self.waiting.append(place)
-            if not self._flushing:
-                self._flushing = True
-                self._loop.call_later(FLUSH_AFTER, self.flush)
+            self._flush_in_time()
+
+    def _flush_in_time(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_later(FLUSH_AFTER, self.flush)
 
     def flush(self) -> None:
         """Tell the scheduler what is new."""
         self._flushing = False
         try:
             waiting, self.waiting = self.waiting, []
+            used, self._used = self._used, {}
             groups = [[place.parent.address, place.take()] for place in waiting]
+            groups += [[address, used_wire(spans)] for address, spans in used.items()]
             if groups:
-                self._tell({"groups": groups, "prefixes": [place.origin.prefix for place in waiting]})
+                prefixes = [place.origin.prefix for place in waiting]
+                self._tell({"groups": groups, "prefixes": prefixes + [""] * len(used)})
         except Exception:
             self._guard.fault("flush_sums")

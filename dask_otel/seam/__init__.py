@@ -14,6 +14,8 @@ from typing import Any
 
 #: The annotation under which contexts travel: from the client with a graph, from the scheduler with a task.
 ANNOTATION = "otel"
+#: The annotation by which users say in how much detail what they submit is told: ``dask.annotate(otel_detail="task")``.
+DETAIL = "otel_detail"
 #: The topic of what workers tell the scheduler by Dask's own ``log-event``.
 TOPIC = "dask-otel"
 #: The topic whose last event says which version the scheduler runs, and its id: workers and clients ask by Dask's own ``events``.

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Hashable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dask_otel.computations import Activated
 from dask_otel.guard import Guard
-from dask_otel.seam import ANNOTATION, HERE, METRIC, TOPIC, Wraps
+from dask_otel.seam import ANNOTATION, DETAIL, HERE, METRIC, TOPIC, Wraps
 from dask_otel.seam.gc_pauses import PauseLog, paused
 from dask_otel.version import __version__
 
@@ -34,12 +35,24 @@ _ASKED = "stimulus-retry"
 
 class Submission(NamedTuple):
     """A graph that arrived: its stimulus, its client, what the client's annotation held, file and line of the
-    calling code where Dask captured it."""
+    calling code where Dask captured it, the detail that the user's annotation asks for."""
 
     stimulus_id: str
     client: str
     annotation: object
     code: tuple[str, int] | None = None
+    detail: object = None
+
+
+class Arrived(NamedTuple):
+    """A graph whose tasks exist: ``sizes`` counts those that may run by group, ``detail`` is what an annotation of some of
+    them asks for."""
+
+    stimulus_id: str
+    client: str
+    computation_id: str
+    sizes: Callable[[], dict[str, int]]
+    detail: object = None
 
 
 class Listener(Protocol):
@@ -47,7 +60,7 @@ class Listener(Protocol):
 
     def graph_received(self, submission: Submission) -> object: ...
 
-    def graph_created(self, stimulus_id: str, computation_id: str, client: str) -> None: ...
+    def graph_created(self, arrived: Arrived) -> None: ...
 
     def graph_measured(self, stimulus_id: str, metrics: dict[str, float], failed: bool) -> None: ...
 
@@ -162,9 +175,10 @@ class SchedulerSeam:
             graph = None
             try:
                 carried = annotations.pop(ANNOTATION, None) if annotations else None
+                detail = annotations.pop(DETAIL, None) if annotations else None
                 code = kwargs.get("code") or ()
                 called = (code[-1].filename, code[-1].lineno_frame) if code else None
-                graph = self._listener.graph_received(Submission(stimulus_id, client, carried, called))
+                graph = self._listener.graph_received(Submission(stimulus_id, client, carried, called, detail))
             except Exception:
                 self._guard.fault("update_graph")
             try:
@@ -178,11 +192,21 @@ class SchedulerSeam:
 
         return update_graph
 
-    def graph_created(self, client: str, stimulus_id: str) -> None:
+    def graph_created(
+        self, client: str, stimulus_id: str, tasks: Iterable[Hashable], annotations: Mapping[str, Any]
+    ) -> None:
         """The plugin's ``update_graph``: the transitions that follow with this stimulus are the graph's."""
         self._graph = stimulus_id
         computations = self._scheduler.computations
-        self._listener.graph_created(stimulus_id, str(computations[-1].id) if computations else "", client)
+        computation_id = str(computations[-1].id) if computations else ""
+        detail = next(iter(annotations.get(DETAIL, {}).values()), None)
+        self._listener.graph_created(
+            Arrived(stimulus_id, client, computation_id, lambda: self._sizes(tasks), detail)
+        )
+
+    def _sizes(self, keys: Iterable[Hashable]) -> dict[str, int]:
+        tasks = self._scheduler.tasks
+        return Counter(ts.group.name for ts in map(tasks.__getitem__, keys) if ts.state == "released")
 
     def event(self, topic: str, message: Any) -> None:
         """The plugin's ``log_event``, which is called once for each topic of an event."""

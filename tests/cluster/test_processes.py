@@ -386,7 +386,7 @@ WRONG = {
     ),
     "DASK_OTEL__TRACES__DETAIL": (
         "tasks",
-        "otel.traces.detail is 'tasks', which is not activity, task or group; activity is used instead.",
+        "otel.traces.detail is 'tasks', which is not auto, activity, task or group; auto is used instead.",
     ),
     "DASK_OTEL__TRACES__DETIAL": (
         "task",

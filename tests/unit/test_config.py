@@ -18,7 +18,7 @@ import dask_otel
 from dask_otel import config
 from dask_otel.config import explain, load
 from dask_otel.instruments import INSTRUMENTS
-from dask_otel.settings import Metrics, Otlp, Settings
+from dask_otel.settings import Metrics, Otlp, Settings, TraceBudget
 
 #: The package without what its ``__init__`` imports, for a new process.
 ALONE = (
@@ -99,7 +99,11 @@ def test_the_schema_takes_what_is_right_about_metrics():
     [
         ("otel.traces.detail", "task", "detail", "task"),
         ("otel.traces.detail", " Group ", "detail", "group"),
-        ("otel.traces.detail", "", "detail", "activity"),
+        ("otel.traces.detail", "", "detail", "auto"),
+        ("otel.traces.budget.spans", 500, "budget", TraceBudget(spans=500)),
+        ("otel.traces.budget.spans", "2e3", "budget", TraceBudget(spans=2_000)),
+        ("otel.traces.budget.size", "1.5 MB", "budget", TraceBudget(size=1_500_000)),
+        ("otel.traces.budget.size", 1, "budget", TraceBudget(size=1)),
         ("otel.traces.user-spans", False, "user_spans", False),
         ("otel.traces.user_spans", "False", "user_spans", False),
         ("otel.traces.url", "http://j/trace/{trace_id}", "traces_url", "http://j/trace/{trace_id}"),
@@ -163,12 +167,27 @@ def test_a_key_of_dasks_configuration_is_used(key, value, field, expected):
         (
             "otel.traces.detail",
             "tasks",
-            "otel.traces.detail is 'tasks', which is not activity, task or group; activity is used instead.",
+            "otel.traces.detail is 'tasks', which is not auto, activity, task or group; auto is used instead.",
         ),
         (
             "otel.traces.detail",
             1,
-            "otel.traces.detail is '1', which is not activity, task or group; activity is used instead.",
+            "otel.traces.detail is '1', which is not auto, activity, task or group; auto is used instead.",
+        ),
+        (
+            "otel.traces.budget.spans",
+            0,
+            "otel.traces.budget.spans is '0', which is not a number of spans above 0; 10000 is used instead.",
+        ),
+        (
+            "otel.traces.budget.spans",
+            True,
+            "otel.traces.budget.spans is 'True', which is not a number of spans above 0; 10000 is used instead.",
+        ),
+        (
+            "otel.traces.budget.size",
+            "much",
+            "otel.traces.budget.size is 'much', which is not a number of bytes above 0, like 4 MB; 4000000 is used instead.",
         ),
         (
             "otel.traces.user-spans",
@@ -229,6 +248,7 @@ def test_a_key_of_dasks_configuration_is_used(key, value, field, expected):
             "x",
             (
                 "otel.exporter.otlp.endpoint.of.mine is not a key of dask-otel; it has otel.traces.detail, "
+                "otel.traces.budget.spans, otel.traces.budget.size, "
                 "otel.traces.user-spans, otel.traces.url, otel.traces.computation.max-age, otel.metrics.enabled, "
                 "otel.metrics.span-names, otel.metrics.exclude, otel.cluster.name."
             ),
