@@ -151,7 +151,11 @@ class Computations:
         computation.dask_id = computation.dask_id or dask_id
         if graph is not None and graph.forced is not None:
             forced = graph.forced
-        self._current = (stimulus_id, computation, self.details.plan(computation, sizes, forced, len(self.tellers)))
+        self._current = (
+            stimulus_id,
+            computation,
+            self.details.plan(computation, sizes, forced, len(self.tellers)),
+        )
 
     def measure(self, stimulus_id: str, metrics: dict[str, float], error_type: str | None) -> None:
         """Dask's own measures of the graph's update have come, or that it failed."""

@@ -233,7 +233,14 @@ _KEYS = {
     "otel.cluster.name": _Key("cluster_name", "a name", _name),
 }
 #: An empty section of a YAML file is None.
-_SECTIONS = {"otel", "otel.traces", "otel.traces.budget", "otel.traces.computation", "otel.metrics", "otel.cluster"}
+_SECTIONS = {
+    "otel",
+    "otel.traces",
+    "otel.traces.budget",
+    "otel.traces.computation",
+    "otel.metrics",
+    "otel.cluster",
+}
 
 
 def _installed(group: str) -> Iterable[str]:

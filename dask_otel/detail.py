@@ -16,13 +16,15 @@ from collections.abc import Callable, Iterable, Mapping
 
 from dask_otel.parents import ACTIVITY, OFF, Keep
 from dask_otel.records import Span
-from dask_otel.rollup import FEW, Computation, Group
+from dask_otel.rollup import Computation, Group
 from dask_otel.settings import TraceBudget
 from dask_otel.sums import RELATIVE_ERROR, total_on_wire
 from dask_otel.trace_budget import GRAPHS, PHASES, SPANS_OF_A_TASK, Ledger, Ledgers, Plan, plan
 
 #: What a worker may tell of one kind is so much more than its part of all: failures and stragglers come in lumps.
 LUMPS = 2.0
+#: Tasks of a computation after which it is known what one comes to.
+KNOWN = 8
 
 
 class Details:
@@ -107,7 +109,7 @@ class Details:
             computation.told_tasks += told
             computation.told_spans += spans
             self._spans_of_a_task += min(1.0, told / 100) * (spans / told - self._spans_of_a_task)
-            if computation.told_tasks >= FEW:
+            if computation.told_tasks >= KNOWN:
                 of_a_task = computation.told_spans / computation.told_tasks
                 computation.scale = min(1.0, group.plan.spans_of_a_task / of_a_task)
         if group.keep is not None and group.sums.attempts >= group.next_look:
@@ -137,12 +139,12 @@ class Details:
         """Which of a graph's spans are told: the first graph's of a computation in any case, then fewer."""
         ledger = computation.ledger
         told = list(spans)
-        if computation.told_graphs and not forced:
+        if computation.submitted and not forced:
             if ledger.graphs >= PHASES * ledger.total:
                 del told[1:]
             if ledger.graphs >= GRAPHS * ledger.total:
                 told.clear()
-        computation.told_graphs += 1
+        computation.submitted += 1
         ledger.graphs += len(told)
         ledger.use(len(told))
         return told

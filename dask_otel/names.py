@@ -124,7 +124,15 @@ GC_TIME = _attribute(
     "Garbage collection that stopped it: on the scheduler, from its beginning to its end; in each worker, while one of "
     "its tasks ran there, once for all that did.",
 )
-TRACE_DETAIL = _attribute("dask.trace.detail", "string", _COMPUTATION, "`activity`, `task` or `group`.")
+COMPUTATION_GRAPHS = _attribute(
+    "dask.computation.graphs", "int", _COMPUTATION, "Graphs that were submitted to it."
+)
+TRACE_DETAIL = _attribute(
+    "dask.trace.detail",
+    "string",
+    _COMPUTATION,
+    "What of it has spans of its own: each `activity`, each `task`, or each `group` with some of its tasks.",
+)
 SPANS_EMITTED = _attribute("dask.trace.spans.emitted", "int", _COMPUTATION, "Task spans that were recorded.")
 SPANS_ROLLED_UP = _attribute(
     "dask.trace.spans.rolled_up", "int", _COMPUTATION, "Attempts that are told by their group's span only."

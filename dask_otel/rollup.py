@@ -65,8 +65,8 @@ class Computation:
         #: The least detail of a graph of it, and how many spans are set aside for it.
         self.shown = parent.detail
         self.planned = 0.0
-        #: Its graphs that were told; tasks that were told with their activities, and the spans that they came to.
-        self.told_graphs = self.told_tasks = self.told_spans = 0
+        #: Its graphs; tasks that were told with their activities, and the spans that they came to.
+        self.submitted = self.told_tasks = self.told_spans = 0
         #: What the shares of its tasks are multiplied with, now that it is known what a task comes to.
         self.scale = 1.0
         self.links = links

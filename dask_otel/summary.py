@@ -151,6 +151,7 @@ def computation_span(computation: Computation, state: str) -> Span:
         (names.COMPUTATION_TASKS, computation.tasks),
         (names.COMPUTATION_PREFIXES, sorted(computation.prefixes)[:_MAX_PREFIXES]),
         *((names.COMPUTATION_OUTCOMES + outcome, n) for outcome, n in sorted(computation.outcomes.items())),
+        (names.COMPUTATION_GRAPHS, computation.submitted),
         (names.WASTED_TIME, computation.wasted),
         (names.GC_TIME, computation.paused),
         (names.TRACE_DETAIL, _DETAIL_NAMES[computation.shown]),

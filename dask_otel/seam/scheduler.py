@@ -178,7 +178,9 @@ class SchedulerSeam:
                 detail = annotations.pop(DETAIL, None) if annotations else None
                 code = kwargs.get("code") or ()
                 called = (code[-1].filename, code[-1].lineno_frame) if code else None
-                graph = self._listener.graph_received(Submission(stimulus_id, client, carried, called, detail))
+                graph = self._listener.graph_received(
+                    Submission(stimulus_id, client, carried, called, detail)
+                )
             except Exception:
                 self._guard.fault("update_graph")
             try:
