@@ -4,8 +4,8 @@ Rules
 -----
 1. Standard library only.
 2. Only tasks that need more than one attempt, or that failed, are held: the others cost a look-up.
-3. What a task leaves when it has ended is remembered for its next life, within a bound; the number of its last
-   dispatch says whether that is still its last.
+3. What a task leaves when it has ended is remembered for its next life, within a bound: by the number of its last
+   dispatch, which no other has, so that no key is kept.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Chains:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._open: dict[Hashable, Past] = {}
-        self._ended: OrderedDict[Hashable, tuple[int, Past]] = OrderedDict()
+        self._ended: OrderedDict[int, Past] = OrderedDict()
 
     def __len__(self) -> int:
         """Tasks that are not at their first attempt and have not ended."""
@@ -72,15 +72,15 @@ class Chains:
         past = self._open.pop(key)
         if len(past.span_id) == 8:
             past = past._replace(span_id=trace_id + past.span_id)
-        self._ended[key] = (run_id, past)
-        self._ended.move_to_end(key)
+        self._ended[run_id] = past
+        self._ended.move_to_end(run_id)
         if len(self._ended) > self._limit:
             self._ended.popitem(last=False)
 
     def resume(self, key: Hashable, run_id: int, cause: str) -> bool:
         """A task that had ended runs again; whether its past is known."""
-        last, past = self._ended.get(key, (None, Past()))
-        if last != run_id:
+        past = self._ended.get(run_id)
+        if past is None:
             return False
         self._open[key] = past._replace(cause=cause)
         return True

@@ -6,12 +6,13 @@ Rules
 2. A task is counted while it is active (waiting, queued, no-worker, processing); what has ended is told by
    `endings`.
 3. What is told is forgotten: nothing here grows with the number of computations that were.
+4. A task costs what its key and one `Flight` in a dictionary do, at most 150 bytes: hence no second dictionary of tasks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 from dask_otel import names, rollup, summary
 from dask_otel.attempt_totals import AttemptTotals
@@ -31,12 +32,17 @@ from dask_otel.trace_budget import Plan
 MAX_HISTORY = 1_000
 
 
-class Flight(NamedTuple):
-    """One dispatch of a task: to which worker, the scheduler's number of it, when (s)."""
+@final
+class Flight:
+    """One dispatch of a group's task: to which worker, the scheduler's number of it, when (s)."""
 
-    address: str
-    run_id: int
-    time: float
+    __slots__ = ("address", "group", "run_id", "time")
+
+    def __init__(self, group: Group, address: str, run_id: int, time: float) -> None:
+        self.group = group
+        self.address = address
+        self.run_id = run_id
+        self.time = time
 
 
 class Activated(NamedTuple):
@@ -102,10 +108,12 @@ class Computations:
         self._joinable: dict[tuple[str, Carried | None], Computation] = {}
         self._current: tuple[str, Computation, Plan] | None = None
         self._graphs: dict[str, Graph] = {}
-        self._active: dict[Hashable, Group] = {}
+        #: By key a task's group, or its flight while it is at a worker.
+        self._active: dict[Hashable, Group | Flight] = {}
+        #: How many there were at most since `_active` was made.
+        self._peak = 0
         self._limbo: dict[Hashable, Group] = {}
         self._blocked: set[Hashable] = set()
-        self._flights: dict[Hashable, Flight] = {}
         self._chains = Chains(MAX_HISTORY)
         #: Attempts of all computations, for metrics.
         self.totals = AttemptTotals()
@@ -293,7 +301,7 @@ class Computations:
         for key in keys:
             found = self._active.get(key) or self._limbo.get(key)
             if found is not None:
-                return found.computation
+                return (found.group if type(found) is Flight else found).computation
         return None
 
     def _continue(self, task: Activated, run_id: int, old: Runs | None) -> None:
@@ -337,9 +345,10 @@ class Computations:
 
         Returns its group and the dispatch that ended with it, if there was one.
         """
-        group = self._active.pop(key, None)
-        if group is None:
+        found = self._active.pop(key, None)
+        if found is None:
             return None, None
+        group, flight = (found.group, found) if type(found) is Flight else (found, None)
         computation = group.computation
         group.pending -= 1
         computation.pending -= 1
@@ -350,7 +359,7 @@ class Computations:
         if not group.pending:
             computation.paused_until = self._paused()
             self._endings.idle(group, now())
-        return group, self._flights.pop(key, None)
+        return group, flight
 
     def block(self, task: Activated, now: Callable[[], float]) -> None:
         """A task that was just released, or came with a graph, will not run: one that it needs has failed."""
@@ -404,12 +413,16 @@ class Computations:
         self, key: Hashable, run_id: int, address: str, now: float, peers: bool
     ) -> bytes | list[object] | None:
         """A task is sent to a worker; what is returned travels with it."""
-        group = self._active.get(key)
-        if group is None:
+        found = self._active.get(key)
+        if found is None:
             return None
-        if key in self._flights and self._flights[key].address in self.tellers:
-            group.expected += 1  # Stolen: its worker says that it never ran.
-        self._flights[key] = Flight(address, run_id, now)
+        if type(found) is Flight:
+            group = found.group
+            if found.address in self.tellers:
+                group.expected += 1  # Stolen: its worker says that it never ran.
+        else:
+            group = found
+        self._active[key] = Flight(group, address, run_id, now)
         computation = group.computation
         if group.runs is None:
             group.start = now
@@ -429,7 +442,9 @@ class Computations:
 
     def flights(self, address: str) -> Iterator[tuple[Hashable, Flight]]:
         """What is at a worker: keys and their dispatches."""
-        return ((key, flight) for key, flight in self._flights.items() if flight.address == address)
+        for key, found in self._active.items():
+            if type(found) is Flight and found.address == address:
+                yield key, found
 
     def lose(
         self,
@@ -495,7 +510,15 @@ class Computations:
         self._limbo.clear()
         self._blocked.clear()
         self._reruns.clear()
+        self._let_go()
         return self._endings.check(now)
+
+    def _let_go(self) -> None:
+        """A dictionary that is emptied stays as large as it was."""
+        self._peak = max(self._peak, len(self._active))
+        if len(self._active) < self._peak // 4:
+            self._active = dict(self._active)
+            self._peak = len(self._active)
 
     def _part(self, computation: Computation) -> None:
         """It is joined no more."""
@@ -509,7 +532,6 @@ class Computations:
                 computation.paused_until = self._paused()
         self._active.clear()
         self._limbo.clear()
-        self._flights.clear()
         self._chains.clear()
         self._joinable.clear()
         self._current = None
