@@ -29,11 +29,13 @@ MAX_PLACES = 1_000
 class Place:
     """One group's attempts on this worker."""
 
-    __slots__ = ("context", "ended", "handed", "origin", "parent", "sums", "waiting")
+    __slots__ = ("context", "ended", "handed", "origin", "parent", "silent", "sums", "waiting")
 
     def __init__(self, handed: Handed, made: Origin) -> None:
         self.handed = handed
         self.parent = handed.parent
+        #: Whether the scheduler wants to know nothing of them.
+        self.silent = not handed.parent.tells
         self.origin = made
         #: What is current in those of its tasks that have no span.
         self.context = current.group_context(handed.parent)
@@ -85,6 +87,10 @@ class Places:
         self._places: dict[object, Place] = {}
         self.waiting: list[Place] = []
         self._flushing = False
+
+    def known(self, annotation: object) -> Place | None:
+        """The place of a task at its first attempt, if there is one already."""
+        return self._places.get(annotation) if type(annotation) is bytes else None
 
     def find(self, annotation: object, key: Hashable) -> tuple[Place, Handed] | tuple[None, None]:
         """The place of a task, and what came with it; nothing where it came without a context of ours."""
