@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 import dask
 import pytest
-from distributed import Client, get_client
+from distributed import Client, get_client, wait
 from opentelemetry import context, propagate, trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -276,6 +277,49 @@ def test_a_sampler_from_an_entry_point_is_asked_once_a_trace_and_says_what_stand
         assert_gold_is_whole(traced.spans(), found, call)
     name = "dask.compute CLIENT root" if call is computed else "dask.computation INTERNAL root"
     assert shop.read_text().splitlines() == [f"{trace_id} {name}" for trace_id in found]
+
+
+def test_transfers_bear_the_trace_state_and_what_the_sampler_says_of_their_root(
+    shop: Path, traced_cluster_of: MakeTraced, clean_environment: pytest.MonkeyPatch
+) -> None:
+    """One that a task waits for, then replicas that are moved, whose traces begin there, until one is sampled."""
+    clean_environment.setenv("OTEL_TRACES_SAMPLER", "shop")
+    clean_environment.setenv("OTEL_TRACES_SAMPLER_ARG", str(shop))
+    with traced_cluster_of() as traced:
+        client = traced.client
+        here, there = client.scheduler_info()["workers"]
+
+        def transfer(client: Client) -> list[Seen]:
+            first = client.submit(abs, -1, key="first-1", workers=[here])
+            return client.submit(lambda x: [seen()], first, key="second-1", workers=[there]).result()  # type: ignore[no-any-return]
+
+        below(f"00-{TRACE_ID}-{SPAN_ID}-01", transfer, client)
+        assert transfers(traced) == [
+            (name, TRACE_ID, TRACE_STATE, None) for name in (names.GATHER_DEP, names.GET_DATA)
+        ]
+        traced.forget()
+        for number in itertools.count():
+            future = client.submit(abs, number, key=f"moved-{number}", workers=[here])
+            wait(future)
+            client.replicate([future], workers=[there])
+            if found := transfers(traced):
+                break
+        (trace_id,) = {trace_id for _, trace_id, _, _ in found}
+        assert found == [
+            (names.GATHER_DEP, trace_id, "shop=gold,vendor=x", "gold"),
+            (names.GET_DATA, trace_id, "shop=gold,vendor=x", None),
+        ]
+        assert f"{trace_id} gather-dep CLIENT root" in shop.read_text()
+
+
+def transfers(traced: Traced) -> list[tuple[str, str, str, object]]:
+    """Name, trace, trace state and what the sampler said."""
+    told = [(r.span, attributes(r)) for r in traced.spans()]
+    return sorted(
+        (span.name, span.trace_id.hex(), span.trace_state, with_.get("tier"))
+        for span, with_ in told
+        if with_.get(names.OPERATION) == names.OP_TRANSFER
+    )
 
 
 @contextmanager
