@@ -46,6 +46,7 @@ QUIET = {
     "distributed.admin.system-monitor.interval": "1000s",
     "distributed.client.heartbeat": "1000s",
     "distributed.comm.timeouts.connect": "600s",
+    "distributed.scheduler.work-stealing": False,
     "distributed.scheduler.worker-ttl": None,
     "distributed.worker.memory.monitor-interval": "1000s",
     "distributed.worker.memory.terminate": False,
@@ -53,15 +54,35 @@ QUIET = {
 }
 
 
-def rounds_of(cluster: Cluster, arguments: argparse.Namespace) -> list[dict[str, tuple[float, ...]]]:
+class Ways(Cluster):
+    """A cluster that runs a graph in one of three ways."""
+
+    def run_way(self, tasks: int, way: str) -> tuple[float, ...]:
+        """CPU seconds of the scheduler, of the workers, of everything, until all is sent, if anything is."""
+        os.environ.update(_SAMPLER.get(way, {}))
+        if way != WITHOUT:
+            dask_otel.enable(self.client)
+        self._compute(100)
+        before = self.cpu()
+        self._compute(tasks)
+        if way == TRACED:
+            dask_otel.flush(self.client)
+        else:
+            time.sleep(0.1)
+        scheduler, workers, client = (b - a for a, b in zip(before, self.cpu(), strict=True))
+        if way != WITHOUT:
+            dask_otel.disable(self.client)
+        return scheduler, workers, scheduler + workers + client
+
+
+def rounds_of(cluster: Ways, arguments: argparse.Namespace) -> list[dict[str, tuple[float, ...]]]:
     """CPU seconds of the scheduler, of the workers, of everything, by way."""
     rounds = []
     for number in range(arguments.rounds + 1):
         order = WAYS[number % 3 :] + WAYS[: number % 3]
         taken = {}
         for way in order[:: 1 if number % 2 else -1]:
-            os.environ.update(_SAMPLER.get(way, {}))
-            taken[way] = cluster.run(arguments.tasks, way != WITHOUT)
+            taken[way] = cluster.run_way(arguments.tasks, way)
         if number:  # The first warms up.
             rounds.append(taken)
             print(".", end="", flush=True)
@@ -94,7 +115,11 @@ def report(rounds: list[dict[str, tuple[float, ...]]], arguments: argparse.Names
 # -- by valgrind ---------------------------------------------------------------------------------------------
 
 
-def count(tasks: int, folder: Path) -> list[int]:
+#: Twice, so that the two differ by what is noise, and none is always the first.
+_ORDER = WAYS + WAYS[::-1]
+
+
+def count(tasks: int, folder: Path) -> dict[str, list[int]]:
     """Instructions of all threads but the one that submits, by way."""
     command = [
         *("valgrind", "--tool=callgrind", "--instr-atstart=no", "--separate-threads=yes"),
@@ -106,12 +131,12 @@ def count(tasks: int, folder: Path) -> list[int]:
     )
     if done.returncode:
         raise SystemExit(done.stderr)
-    found = [0] * len(WAYS)
+    dumps = [0] * len(_ORDER)
     for file in folder.glob("out.*-*"):
         dump, _, thread = file.name.rpartition(".")[2].partition("-")
-        if int(dump) <= len(WAYS) and int(thread) > 1:
-            found[int(dump) - 1] += totals(file)
-    return found
+        if int(dump) <= len(_ORDER) and int(thread) > 1:
+            dumps[int(dump) - 1] += totals(file)
+    return {way: [n for of, n in zip(_ORDER, dumps, strict=True) if of == way] for way in WAYS}
 
 
 def totals(file: Path) -> int:
@@ -120,14 +145,15 @@ def totals(file: Path) -> int:
         return next((int(line.split()[1]) for line in lines if line.startswith("totals:")), 0)
 
 
-def report_counted(tasks: int, counts: list[int]) -> None:
-    without, unsampled, traced = (one / tasks / 1e3 for one in counts)
-    print(f"{tasks} tasks, thousands of instructions a task\n")
-    print(f"{'':<12}{'all':>10}{'added':>10}{'ratio':>10}")
-    print(f"{WITHOUT:<12}{without:>10.1f}")
-    for way, of in ((UNSAMPLED, unsampled), (TRACED, traced)):
-        print(f"{way:<12}{of:>10.1f}{of - without:>10.1f}{of / without:>10.4f}")
-    print(f"share {(unsampled - without) / (traced - without):.2f}")
+def report_counted(tasks: int, counts: dict[str, list[int]]) -> None:
+    print(f"{tasks} tasks, thousands of instructions a task, each way twice\n")
+    print(f"{'':<12}{'all':>20}{'added':>10}{'ratio':>10}")
+    middle = {way: statistics.mean(of) / tasks / 1e3 for way, of in counts.items()}
+    without = middle[WITHOUT]
+    for way, of in counts.items():
+        both = ", ".join(f"{one / tasks / 1e3:.1f}" for one in of)
+        print(f"{way:<12}{both:>20}{middle[way] - without:>10.1f}{middle[way] / without:>10.4f}")
+    print(f"share {(middle[UNSAMPLED] - without) / (middle[TRACED] - without):.2f}")
 
 
 def counted(tasks: int) -> None:
@@ -141,12 +167,12 @@ def counted(tasks: int) -> None:
         scheduler_kwargs={"dashboard": False},
     ) as cluster:
         client = Client(cluster, set_as_default=False)
-        for way in WAYS:
+        compute(client, cluster, 100)
+        for way in _ORDER:
             os.environ.update(_SAMPLER.get(way, {}))
             if way != WITHOUT:
                 dask_otel.enable(client)
-            for n in (100, 100):
-                compute(client, cluster, n)
+            compute(client, cluster, 50)
             gc.collect()
             control("-i", "on")
             compute(client, cluster, tasks)
@@ -211,7 +237,7 @@ def main() -> None:
         if arguments.instructions:
             report_counted(arguments.tasks, count(arguments.tasks, folder))
             return
-        report(rounds_of(Cluster(stack, folder, arguments.workers), arguments), arguments)
+        report(rounds_of(Ways(stack, folder, arguments.workers), arguments), arguments)
 
 
 if __name__ == "__main__":
