@@ -7,6 +7,7 @@ Rules
    `endings`.
 3. What is told is forgotten: nothing here grows with the number of computations that were.
 4. A task costs what its key and one `Flight` in a dictionary do, at most 150 bytes: hence no second dictionary of tasks.
+5. Of a computation that is neither traced nor counted nothing is kept but whose its tasks are, and where they were sent.
 """
 
 from __future__ import annotations
@@ -268,7 +269,7 @@ class Computations:
         old = self._history.find(task.group, task.run_id)
         computation = self._owner(task, old, now)
         known = old is not None and old.span_id == computation.span_id
-        if task.run_id is not None:
+        if task.run_id is not None and computation.told:
             self._continue(task, task.run_id, old)
         return computation, known
 
@@ -379,6 +380,8 @@ class Computations:
 
     def ended(self, key: Hashable, group: Group, flight: Flight, finish: str, ran: bool) -> None:
         """The dispatch ``flight`` is over at a worker that is alive; ``ran`` says that it surely came to an attempt."""
+        if not group.computation.told:
+            return
         told = flight.address in self.tellers
         if group.computation.detail == OFF and self.detail > OFF and (ran or finish != "released"):
             self.sampled_out += 1
@@ -459,6 +462,8 @@ class Computations:
         worker: tuple[str, str],
     ) -> None:
         """The attempt of ``flight`` ended with its worker ``(address, name)``, and the task with it if it ``failed``."""
+        if not group.computation.told:
+            return
         error_type = names.KILLED_WORKER if failed else names.WORKER_LOST
         past = self._chains.past(key) or Past()
         # What nobody else can tell is answered here.

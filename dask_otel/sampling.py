@@ -3,7 +3,8 @@
 Rules
 -----
 1. The samplers are those of the entry points ``opentelemetry_traces_sampler``, the SDK's own among them.
-2. Below the root nobody is asked: the flag is followed.
+2. Below the root nobody is asked: the flag is followed, also where the sampler that was named would not. What an
+   application's own provider does is its own.
 3. A sampler that cannot be made or raises counts as ``parentbased_always_on``, and one line of the log says so.
 """
 
@@ -87,20 +88,24 @@ class RootSampler:
 
 
 def make(sampler: settings.Sampler) -> Sampler:
-    """The SDK's object, for a provider; ``parentbased_always_on`` where it cannot be made.
+    """The SDK's object, for a provider of ours; ``parentbased_always_on`` where it cannot be made.
 
     Examples
     --------
-    >>> make(settings.Sampler("traceidratio", "0.5")).get_description()
-    'TraceIdRatioBased{0.5}'
+    >>> sampler = make(settings.Sampler("traceidratio", "0.5"))
+    >>> sampler.get_description().partition(",")[0]
+    'ParentBased{root:TraceIdRatioBased{0.5}'
     """
-    from opentelemetry.sdk.trace.sampling import DEFAULT_ON
+    from opentelemetry.sdk.trace.sampling import DEFAULT_ON, ParentBased
 
     try:
-        return _load(sampler)
+        made = _load(sampler)
     except Exception as error:  # As above
         _complain(sampler.name, error)
         return DEFAULT_ON
+    if sampler.name == "always_off" or isinstance(made, ParentBased):
+        return made
+    return ParentBased(made)
 
 
 def _complain(name: str, error: Exception) -> None:

@@ -30,16 +30,25 @@ from dask_otel.records import (
 SHORTEST_SPILL = 0.010
 MAX_LINKS = 128
 _NS = 1e9
-_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:;([ -~]*))?")
 
 
 class TransferContext(NamedTuple):
-    """Where a transfer's span belongs; ``fragment`` is what the sender is told, empty where it must not be."""
+    """Where a transfer's span belongs; ``fragment`` is what the sender is told, empty where it must not be;
+    ``attributes`` are what the sampler wants on a root."""
 
     parent: Parent
     span_id: bytes
     links: tuple[Link, ...]
     fragment: str
+    attributes: Attributes = ()
+
+
+class Root(NamedTuple):
+    """A trace that starts here, and what the sampler wants on its span."""
+
+    parent: Parent
+    attributes: Attributes = ()
 
 
 class Measured(Protocol):
@@ -59,24 +68,32 @@ def context_of_transfer(
     waiting: Sequence[tuple[Parent, int]],
     alone: bool,
     new_span_id: Callable[[], bytes],
-    new_root: Callable[[], Parent | None],
+    new_root: Callable[[], Root | None],
 ) -> TransferContext | None:
     """Where the transfer belongs for which ``waiting`` tasks (parent and run id, the most urgent first) wait.
 
     ``None`` where it is not to be told: the tasks that wait are not traced, or the sampler says so.
     """
     if waiting:
-        parent: Parent | None = waiting[0][0]
+        root: Root | None = Root(waiting[0][0])
     elif alone:
-        parent = new_root()
+        root = new_root()
     else:
-        parent = None
-    if parent is None:
+        root = None
+    if root is None:
         return None
+    parent, attributes = root
     links = tuple(dict.fromkeys(_link(p, run_id) for p, run_id in waiting[:MAX_LINKS]))
     span_id = new_span_id()
-    fragment = f"00-{parent.trace_id.hex()}-{span_id.hex()}-{parent.flags & 0xFF:02x}" if parent.peers else ""
-    return TransferContext(parent, span_id, links, fragment)
+    return TransferContext(parent, span_id, links, _fragment(parent, span_id), attributes)
+
+
+def _fragment(parent: Parent, span_id: bytes) -> str:
+    """A ``traceparent``, and the ``tracestate`` after a semicolon where there is one."""
+    if not parent.peers:
+        return ""
+    traceparent = f"00-{parent.trace_id.hex()}-{span_id.hex()}-{parent.flags & 0xFF:02x}"
+    return f"{traceparent};{parent.trace_state}" if parent.trace_state else traceparent
 
 
 def _link(parent: Parent, run_id: int) -> Link:
@@ -108,7 +125,7 @@ def gather_dep_span(context: TransferContext, transfer: Measured, offset: float)
         int(transfer.start * _NS),
         int(transfer.end * _NS),
         _COMMON,
-        tuple(attributes) + _offset(offset),
+        tuple(attributes) + _offset(offset) + context.attributes,
         links=context.links,
         status=ERROR if transfer.outcome == names.FAILED else UNSET,
     )
@@ -140,7 +157,7 @@ def get_data_span(
         span_id,
         bytes.fromhex(match[2]),
         int(match[3], 16) | IS_REMOTE_KNOWN | IS_REMOTE,
-        "",
+        match[4] or "",
         int(start * _NS),
         int(end * _NS),
         _COMMON,
@@ -150,7 +167,7 @@ def get_data_span(
 
 
 def spill_span(
-    root: Parent,
+    root: Root,
     span_id: bytes,
     running: Sequence[Parent],
     start: float,
@@ -164,15 +181,15 @@ def spill_span(
     return Span(
         names.SPILL,
         INTERNAL,
-        root.trace_id,
+        root.parent.trace_id,
         span_id,
         b"",
-        root.flags,
-        root.trace_state,
+        root.parent.flags,
+        root.parent.trace_state,
         int(start * _NS),
         int(end * _NS),
         ((names.OPERATION, names.OP_SPILL),),
-        ((names.TRANSFER_SIZE, size), (names.TRANSFER_KEYS, count), *_offset(offset)),
+        ((names.TRANSFER_SIZE, size), (names.TRANSFER_KEYS, count), *_offset(offset), *root.attributes),
         links=tuple(
             Link(p.trace_id, p.computation_id, p.flags | IS_REMOTE_KNOWN, p.trace_state)
             for p in list(computations.values())[:MAX_LINKS]

@@ -139,6 +139,14 @@ class WorkerTelemetry:
             self.sums.use(parent, spans)
 
     # -- tasks ------------------------------------------------------------------------------------------------
+    def passing(self, annotation: object) -> Context | None:
+        """The context of a task of which nothing is wanted, where that is known without more ado."""
+        place = self.sums.known(annotation)
+        if place is None or not place.silent or self._first or self.metrics.meter.on:
+            return None
+        self.peers = place.parent.peers
+        return place.context
+
     def run_started(self, run: Run, annotation: object) -> Context | None:
         """Find the task's context; remember what its end needs."""
         if self._first:

@@ -10,6 +10,7 @@ from dask_otel.durations import Kept
 from dask_otel.instruments import INCOMING, OUTGOING
 from dask_otel.outlet import Outlet
 from dask_otel.parents import GROUP, OFF, TASK, Parent, unpack
+from dask_otel.records import CLIENT, INTERNAL
 from dask_otel.seam.transfers import Transfer
 from dask_otel.worker_metrics import WorkerMetrics
 
@@ -63,13 +64,14 @@ class WorkerData:
         transfer.followed, transfer.listener = True, context
         return context.fragment
 
-    def _new_root(self) -> Parent | None:
+    def _new_root(self, name: str = names.GATHER_DEP, kind: int = CLIENT) -> transfers.Root | None:
         trace_id = process.new_trace_id()
-        decision = self._outlet.decide(trace_id, names.GATHER_DEP, 3)
+        decision = self._outlet.decide(trace_id, name, kind)
         if not decision.sampled:
             return None
         flags = 1 | process.FLAGS
-        return Parent(trace_id, b"", b"", flags, GROUP, self._standing.peers, decision.trace_state)
+        parent = Parent(trace_id, b"", b"", flags, GROUP, self._standing.peers, decision.trace_state)
+        return transfers.Root(parent, decision.attributes)
 
     def transfer_ended(self, transfer: Transfer) -> None:
         """Tell it."""
@@ -102,7 +104,7 @@ class WorkerData:
         """Tell an episode of spilling that was long enough to be felt."""
         if end - start < transfers.SHORTEST_SPILL or not self._standing.tracing:
             return
-        root = self._new_root()
+        root = self._new_root(names.SPILL, INTERNAL)
         if root is None:
             return
         handed = [unpack(annotation) for annotation, _ in annotations]

@@ -30,11 +30,13 @@ MAX_PLACES = 1_000
 class Place:
     """One group's attempts on this worker."""
 
-    __slots__ = ("context", "ended", "handed", "keeper", "origin", "parent", "sums", "waiting")
+    __slots__ = ("context", "ended", "handed", "keeper", "origin", "parent", "silent", "sums", "waiting")
 
     def __init__(self, handed: Handed, made: Origin, keeper: Keeper | None) -> None:
         self.handed = handed
         self.parent = handed.parent
+        #: Whether the scheduler wants to know nothing of them.
+        self.silent = not handed.parent.tells
         self.origin = made
         #: Decides of attempts that need not be told; there is none where they are, or never are.
         self.keeper = keeper
@@ -91,6 +93,10 @@ class Places:
         self._flushing = False
         #: Spans that were recorded beside those of attempts, by the group's address.
         self._used: dict[bytes, int] = {}
+
+    def known(self, annotation: object) -> Place | None:
+        """The place of a task at its first attempt, if there is one already."""
+        return self._places.get(annotation) if type(annotation) is bytes else None
 
     def find(self, annotation: object, key: Hashable) -> tuple[Place, Handed] | tuple[None, None]:
         """The place of a task, and what came with it; nothing where it came without a context of ours."""

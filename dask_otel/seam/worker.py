@@ -52,6 +52,9 @@ class Listener(actors.Listener, Protocol):
     def measuring(self) -> bool:
         """Whether all tasks are to be told, those that came without a context too."""
 
+    def passing(self, annotation: object) -> Context | None:
+        """The context that is to be current in a task whose run and end nobody wants to know of; else ``None``."""
+
     def run_started(self, run: Run, annotation: object) -> Context | None:
         """A task starts to execute; ``annotation`` is ``None`` if it came with none. Sets ``run.listener`` if its
         end is to be told; returns the context that is to be current in it, ``None`` if untraced."""
@@ -242,6 +245,9 @@ class WorkerSeam:
         annotation = state.annotations.get(ANNOTATION) if state is not None and state.annotations else None
         if state is None or (annotation is None and not self._listener.measuring):
             return self._begin_untraced()
+        passing = self._listener.passing(annotation)
+        if passing is not None:
+            return passing
         run = Run(key, state.run_id, state)
         run.is_async = bool(getattr(state.run_spec, "is_coro", False))
         run.waiting, run.ready = waiting, ready

@@ -93,13 +93,13 @@ def test_a_vendor_gets_the_key_in_the_header(otelcol, tmp_path):
     assert names(ExportTraceServiceRequest.FromString(body)) == ["work"]
 
 
-def test_tail_sampling_keeps_errors_and_slow_traces(otelcol, jaeger_grpc, jaeger_api, tmp_path):
+def test_tail_sampling_keeps_errors_and_slow_traces_of_others_too(otelcol, jaeger_grpc, jaeger_api, tmp_path):
     jaeger = urllib.parse.urlsplit(jaeger_grpc).netloc
-    settings = {"JAEGER_ENDPOINT": jaeger, "KEEP_PERCENT": "0"}
+    settings = {"JAEGER_ENDPOINT": jaeger, "KEEP_PERCENT": "0", "SLOW_MS": "2000"}
     with running(otelcol, "collector-tail-sampling.yaml", tmp_path / "log", **settings) as collector:
         plain = send_span(collector)
         failed = send_span(collector, status=Status(StatusCode.ERROR))
-        slow = send_span(collector, seconds=31)
+        slow = send_span(collector, seconds=3)
 
         for kept in (failed, slow):
             wait_for_trace(jaeger_api, kept, lambda spans: len(spans) == 1)

@@ -546,6 +546,32 @@ def test_a_client_span_that_is_not_sampled_travels_and_nothing_is_told(detail: i
     assert scheduler.emitted == []
 
 
+def test_nothing_is_kept_of_what_becomes_of_tasks_that_are_neither_traced_nor_counted() -> None:
+    """One is retried, one is lost, one fails and is tried again, a result is lost and made again."""
+    scheduler = Scheduler(sampled=False)
+    keys = ("inc-1", "inc-2", "inc-3", "inc-4")
+    scheduler.submit(*keys, carried=None)
+    first = [scheduler.dispatch(key) for key in keys]
+    scheduler.end("inc-1", "released")
+    scheduler.activate("inc-1")
+    scheduler.lose("inc-2")
+    scheduler.activate("inc-2")
+    scheduler.end("inc-3", "erred")
+    scheduler.activate("inc-3", "stimulus-retry", asked=True)
+    scheduler.end("inc-4")
+    scheduler.activate("inc-4", "lost")
+    again = [scheduler.dispatch(key, W2) for key in keys]
+    for key in keys:
+        scheduler.end(key)
+    scheduler.tick()
+    assert {(handed.parent.detail, handed.attempt) for handed in first + again if handed} == {
+        (parents.OFF, 1)
+    }
+    assert (scheduler.emitted, scheduler.model.sampled_out) == ([], 0)
+    assert not scheduler.model.unsettled
+    assert_empty(scheduler.model)
+
+
 def test_the_sampler_is_asked_where_no_client_span_is() -> None:
     scheduler = Scheduler(sampled=False)
     scheduler.submit("inc-1", carried=None)

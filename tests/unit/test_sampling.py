@@ -188,16 +188,16 @@ def test_a_sampler_that_cannot_be_made_counts_as_the_default(fake, caplog, name,
 @pytest.mark.parametrize(
     ("name", "description"),
     [
-        ("always_on", sdk.ALWAYS_ON.get_description()),
+        ("always_on", sdk.DEFAULT_ON.get_description()),
         ("always_off", sdk.ALWAYS_OFF.get_description()),
-        ("traceidratio", sdk.TraceIdRatioBased(0.5).get_description()),
+        ("traceidratio", sdk.ParentBasedTraceIdRatio(0.5).get_description()),
         ("parentbased_always_on", sdk.DEFAULT_ON.get_description()),
         ("parentbased_always_off", sdk.DEFAULT_OFF.get_description()),
         ("parentbased_traceidratio", sdk.ParentBasedTraceIdRatio(0.5).get_description()),
         ("missing", sdk.DEFAULT_ON.get_description()),
     ],
 )
-def test_a_provider_gets_the_same_sampler(name, description):
+def test_a_provider_gets_the_same_sampler_which_follows_the_flag_below_a_root(name, description):
     assert make(Sampler(name, "0.5")).get_description() == description
 
 
