@@ -10,13 +10,18 @@ not grow. *without* is what Dask takes, which is not flat itself. Medians over t
 ``--instructions`` counts instructions by valgrind instead, which other programs do not disturb; what is done by the clock is turned off then,
 and a row takes minutes.
 
+``--functions`` shows which of our functions on the event loop grows: how often each is called for a task, and its own time (µs, slowed
+down by the profiler).
+
     python benchmarks/growth.py --rounds 5
+    python benchmarks/growth.py --functions
     python benchmarks/growth.py --instructions --case 1000,1,1 --case 1000,1,100
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import gc
 import os
 import statistics
@@ -24,7 +29,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -122,6 +128,14 @@ class Cluster:
         for component in components():
             if isinstance(component, Pipeline):
                 component.flush(60.0)
+
+    def on_loop(self, call: Callable[[], object]) -> None:
+        """Call something in the event loop's thread."""
+
+        async def called() -> None:
+            call()
+
+        self.client.sync(called)
 
     def _held(self) -> int:
         workers = sum(len(worker.state.tasks) for worker in self._cluster.workers.values())
@@ -248,6 +262,44 @@ def still_the_clock() -> None:
         setattr(kind, method, lambda self: None)
 
 
+# -- by function ---------------------------------------------------------------------------------------------
+
+
+def functions(case: Case) -> dict[str, tuple[float, float]]:
+    """Of our functions on the event loop: calls and own time (µs) for a task."""
+    cluster = Cluster(case.workers)
+    try:
+        cluster.turn(True)
+        cluster.run(WARM, case.prefixes)
+        profile = cProfile.Profile()
+        cluster.on_loop(profile.enable)
+        cluster.run(case.tasks, case.prefixes)
+        cluster.on_loop(profile.disable)
+        cluster.turn(False)
+    finally:
+        cluster.close()
+    found: Counter[str] = Counter()
+    times: Counter[str] = Counter()
+    for entry in profile.getstats():
+        if "/dask_otel/" in (file := getattr(entry.code, "co_filename", "")):
+            name = f"{file.partition('/dask_otel/')[2]}:{entry.code.co_name}"
+            found[name] += entry.callcount
+            times[name] += entry.inlinetime
+    return {name: (n / case.tasks, times[name] / case.tasks * 1e6) for name, n in found.items()}
+
+
+def report_functions(cases: Sequence[Case]) -> None:
+    found = [functions(case) for case in cases]
+    print(f"{'tasks, workers, prefixes':<44}" + "".join(f"{f'{a}, {b}, {c}':>18}" for a, b, c in cases))
+    totals = [tuple(map(sum, zip(*one.values()))) for one in found]
+    print(f"{'all':<44}" + "".join(f"{calls:>10.2f}{time:>8.1f}" for calls, time in totals))
+    names = {name for one in found for name in one}
+    most = {name: max(one.get(name, (0, 0))[1] for one in found) for name in names}
+    for name in sorted(names, key=most.__getitem__, reverse=True)[:40]:
+        cells = (one.get(name, (0.0, 0.0)) for one in found)
+        print(f"{name:<44}" + "".join(f"{calls:>10.2f}{time:>8.1f}" for calls, time in cells))
+
+
 # ------------------------------------------------------------------------------------------------------------
 
 
@@ -276,6 +328,7 @@ def main() -> None:
     parser.add_argument("--detail", default="activity", help="otel.traces.detail")
     parser.add_argument("--large", action="store_true", help="200,000 tasks too")
     parser.add_argument("--case", action="append", type=case_of, help="tasks,workers,prefixes instead of all")
+    parser.add_argument("--functions", action="store_true", help="of ours, with calls and time")
     parser.add_argument("--instructions", action="store_true", help="count them by valgrind")
     parser.add_argument("--counted", type=case_of, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -286,6 +339,9 @@ def main() -> None:
     with environment(arguments.detail), tempfile.TemporaryDirectory() as folder:
         if arguments.instructions:
             report_counted(cases, Path(folder))
+            return
+        if arguments.functions:
+            report_functions(cases)
             return
         print(HEAD)
         for case in cases:
