@@ -6,13 +6,16 @@ Rules
    of its connection: reading is the loop's own work, ``other``, and the messages' handlers are timed by themselves.
 2. A handler is to distributed what it was: a coroutine function or none, its first parameter ``comm`` or not.
 3. A loop without a selector of its own (uvloop) has no ``idle``: its waiting is in ``other``, for it cannot be told apart.
-4. What is called for each message, and when the loop waits, costs two looks at the clock; a turn of a busy loop none.
+4. A stream's messages are timed from one to the next, as whoever reads them goes through them: a look at the clock for
+   each, and no call between the reader and a handler. When the loop waits it costs two looks, a turn of a busy loop none.
 
 Notes
 -----
 Servers may share a loop (``LocalCluster(processes=False)``): what the others do there is this one's ``other``, and
 ``idle`` is the time in which the loop waited, since none of them had anything to do. What ``register-worker`` and
-``register-client`` do when their connection has ended is in ``other``. A handler that is added later is not timed.
+``register-client`` do when their connection has ended is in ``other``, and so is what a connection that was there before
+us reads first. What a stream's reader does to call a handler is the handler's. One that replies and is added later is not
+timed.
 """
 
 from __future__ import annotations
@@ -20,13 +23,14 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from typing import Any
 
 from dask_otel.guard import Guard
 from dask_otel.handler_time import HandlerTime
-from dask_otel.names import LOOP_IDLE
+from dask_otel.names import LOOP_IDLE, LOOP_OTHER
 from dask_otel.seam import Wraps
+from dask_otel.seam.streams import Reading, streams_of
 
 _HOOK = "handler_time"
 #: Seconds between two turns of the loop that are told, at least, unless it has waited for longer.
@@ -55,6 +59,9 @@ class HandlerSeam:
         self._times = HandlerTime(clock())
         #: Read loops that have begun.
         self._streams = 0
+        #: What the messages of a stream are timed as, by their operation.
+        self._operations: dict[Any, list[float]] = {}
+        self._reading = Reading(guard, _HOOK, self._each)
 
     def install(self) -> None:
         """Wrap the handlers that there are, and the loop's selector; what was counted before is forgotten."""
@@ -62,17 +69,20 @@ class HandlerSeam:
         self._times = HandlerTime(self._clock())
         for op in server.handlers:
             self._wraps.entry(server.handlers, op, self._wrap_handler(op, server.handlers[op]))
-        for op in server.stream_handlers:
-            self._wraps.entry(
-                server.stream_handlers, op, self._wrap_stream_handler(op, server.stream_handlers[op])
-            )
+        self._operations = {}
+        for op, handler in server.stream_handlers.items():
+            if inspect.iscoroutinefunction(handler):
+                self._wraps.entry(server.stream_handlers, op, self._wrap_coroutine(op, handler))
         self._wraps.attribute(server, "handle_stream", self._wrap_handle_stream(server.handle_stream))
+        for comm in streams_of(server):
+            self._reading.begin(comm)
         selector = selector_of(server)
         if selector is not None:
             self._wraps.attribute(selector, "select", self._wrap_select(selector.select))
 
     def uninstall(self) -> None:
         """Put everything back."""
+        self._reading.undo()
         self._wraps.undo()
 
     def totals(self, now: float) -> dict[str, float]:
@@ -93,35 +103,12 @@ class HandlerSeam:
 
         return timed
 
-    def _wrap_stream_handler(self, op: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A handler of a stream's messages: awaited only if it is a coroutine function."""
-        wrap = self._wrap_coroutine if inspect.iscoroutinefunction(original) else self._wrap_call
-        return wrap(op, original)
-
     def _wrap_call(self, op: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`HandlerTime.enter` and `leave`, spelt out: this is called for each task that ends."""
-        times, clock, fault, tally = self._times, self._clock, self._guard.fault, self._times.tally(op)
+        tally = self._times.tally(op)
 
         @functools.wraps(original)
         def timed(*args: Any, **kwargs: Any) -> Any:
-            before = times.running
-            try:
-                now = clock()
-                before[0] += now - times.since
-                times.since = now
-                times.running = tally
-            except Exception:
-                fault(_HOOK)
-            try:
-                return original(*args, **kwargs)
-            finally:
-                try:
-                    now = clock()
-                    tally[0] += now - times.since
-                    times.since = now
-                    times.running = before
-                except Exception:
-                    fault(_HOOK)
+            return self._run(tally, original, *args, **kwargs)
 
         return timed
 
@@ -160,14 +147,6 @@ class HandlerSeam:
 
         return select
 
-    def _wrap_handle_stream(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def handle_stream(*args: Any, **kwargs: Any) -> Any:
-            self._streams += 1
-            return original(*args, **kwargs)
-
-        return handle_stream
-
     def _wrap_coroutine(self, op: str, original: Callable[..., Any]) -> Callable[..., Any]:
         tally = self._times.tally(op)
 
@@ -189,7 +168,7 @@ class HandlerSeam:
         while True:
             begun = self._streams
             try:
-                awaited = self._resume(tally, resume, value)
+                awaited = self._run(tally, resume, value)
             except StopIteration as stop:
                 return stop.value
             reads = reads or self._streams != begun
@@ -204,19 +183,75 @@ class HandlerSeam:
             if reads and value is None:
                 return (yield from coroutine)
 
-    def _resume(self, tally: list[float], resume: Callable[[Any], Any], value: Any) -> Any:
+    def _run(self, tally: list[float], call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         times, clock, fault, before = self._times, self._clock, self._guard.fault, self._times.running
         try:
             times.enter(tally, clock())
         except Exception:
             fault(_HOOK)
         try:
-            return resume(value)
+            return call(*args, **kwargs)
         finally:
             try:
                 times.leave(before, clock())
             except Exception:
                 fault(_HOOK)
+
+    # -- streams ------------------------------------------------------------------------------------------------
+    def _wrap_handle_stream(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        async def handle_stream(comm: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                self._streams += 1
+                self._reading.begin(comm)
+            except Exception:
+                self._guard.fault(_HOOK)
+            try:
+                return await original(comm, *args, **kwargs)
+            finally:
+                try:
+                    self._reading.end(comm)
+                except Exception:
+                    self._guard.fault(_HOOK)
+
+        return handle_stream
+
+    def _each(self, messages: Iterator[Any]) -> Iterator[Any]:
+        """The messages, and between them whoever asks for the next: `HandlerTime.enter` and `leave`, spelt out.
+
+        While a coroutine is awaited others run: it is timed by itself.
+        """
+        times, clock, operations, rest = (
+            self._times,
+            self._clock,
+            self._operations,
+            self._times.tally(LOOP_OTHER),
+        )
+        try:
+            for message in messages:
+                try:
+                    op = message["op"] if type(message) is dict else None
+                    tally = operations.get(op) or self._operation(op)
+                    now = clock()
+                    times.running[0] += now - times.since
+                    times.since = now
+                    times.running = tally
+                except Exception:
+                    self._guard.fault(_HOOK)
+                yield message
+        finally:
+            now = clock()
+            times.running[0] += now - times.since
+            times.since = now
+            times.running = rest
+
+    def _operation(self, op: Any) -> list[float]:
+        """The tally of a stream's handler that is a plain function; else that of what is nobody's."""
+        rest, handler = self._times.tally(LOOP_OTHER), self._server.stream_handlers.get(op)
+        if handler is None:
+            return rest
+        tally = rest if inspect.iscoroutinefunction(handler) else self._times.tally(op)
+        return self._operations.setdefault(op, tally)
 
 
 def selector_of(server: Any) -> Any:

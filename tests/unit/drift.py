@@ -740,9 +740,26 @@ STATIC = [
         _says("distributed.core", "if inspect.iscoroutine(result):"),
     ),
     Fact(
-        f"{HANDLERS}._wrap_stream_handler",
+        f"{HANDLERS}._operation",
         "a stream's handler to be awaited if it is a coroutine function",
         _says("distributed.core", "if iscoroutinefunction(handler):"),
+    ),
+    Fact(
+        f"{HANDLERS}._each",
+        "a stream's reader to go through the messages of one read, and to handle each before it takes the next",
+        _says(
+            "distributed.core", "msgs = await comm.read()", "for msg in msgs:", "handler(**merge(extra, msg))"
+        ),
+    ),
+    Fact(
+        "seam/streams.py _Messages",
+        "what was read to be a list or a tuple, or one message",
+        _says("distributed.core", "if not isinstance(msgs, (tuple, list)):"),
+    ),
+    Fact(
+        "seam/streams.py streams_of",
+        "the open connections of streams in these, each with its comm",
+        _says("distributed.scheduler", "self.stream_comms[address] = ", "self.client_comms[client] = "),
     ),
     Fact(
         f"{HANDLERS}._wrap_handle_stream",

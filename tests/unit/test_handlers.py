@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
+import weakref
 from collections.abc import Callable, Coroutine, Generator
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +25,24 @@ class Pause:
         return (yield self)
 
 
+class Comm:
+    """A connection, with what is read from it, batch by batch."""
+
+    def __init__(self, *batches: Any) -> None:
+        self.batches = list(batches)
+
+    def closed(self) -> bool:
+        return not self.batches
+
+    async def read(self, deserializers: object = None) -> Any:
+        await Pause()
+        return self.batches.pop(0)
+
+
+def work(seconds: int) -> dict[str, Any]:
+    return {"op": "work", "seconds": seconds}
+
+
 class Server:
     """Handlers by whose work a clock of its own goes on."""
 
@@ -36,12 +56,13 @@ class Server:
             "lazy": lambda comm: self.read(comm),
         }
         self.stream_handlers: dict[str, Callable[..., Any]] = {"work": self.work, "update": self.update}
+        self.stream_comms: dict[str, SimpleNamespace] = {}
         self.turns: list[float] = []
         self.loop = SimpleNamespace(asyncio_loop=loop)
         self.seam = HandlerSeam(self, Guard("server", strict=True), lambda: self.now, self.turns.append)
 
     async def read(self, comm: object, serializers: object = None) -> object:
-        """A read loop: 1 s until it waits, then 10 s and what the message's handler takes."""
+        """1 s until it waits, then 10 s and a handler's."""
         self.now += 1
         try:
             got = await Pause()
@@ -49,10 +70,10 @@ class Server:
             self.thrown.append(thrown)
             got = await Pause()
         self.now += 10
-        self.stream_handlers["work"](seconds=100)
+        self.handlers["echo"](x=1)
         return got
 
-    async def register(self, comm: object) -> object:
+    async def register(self, comm: Comm) -> object:
         """2 s, the message of somebody else after 4 s, then a read loop."""
         self.now += 2
         await Pause()
@@ -61,14 +82,26 @@ class Server:
         self.now += 1000
         return "closed"
 
-    async def handle_stream(self, comm: object, extra: object = None) -> None:
-        for seconds in (5, 6):
+    async def handle_stream(self, comm: Comm, extra: object = None) -> None:
+        """As distributed reads: 100 s for each batch, and what handlers take."""
+        while not comm.closed():
             try:
-                await Pause()
+                messages = await comm.read()
             except ValueError as thrown:
                 self.thrown.append(thrown)
+                continue
+            if not isinstance(messages, (tuple, list)):
+                messages = (messages,)
             self.now += 100
-            self.stream_handlers["work"](seconds)
+            for message in messages:
+                if message == "OK":
+                    break
+                handler = self.stream_handlers[message.pop("op")]
+                if inspect.iscoroutinefunction(handler):
+                    await handler(**message)
+                else:
+                    handler(**message)
+            await Pause()
 
     async def update(self, seconds: int) -> None:
         self.now += seconds
@@ -100,18 +133,26 @@ def step(coroutine: Coroutine[Any, Any, Any], value: object = None) -> object:
         return stop.value
 
 
+def finish(coroutine: Coroutine[Any, Any, Any]) -> object:
+    """What a coroutine returns when it never waits for long."""
+    while isinstance(waits := step(coroutine), Pause):
+        pass
+    return waits
+
+
 def test_a_coroutine_is_timed_while_it_runs_and_exclusive_of_what_runs_inside(server: Server) -> None:
     reading = server.handlers["read"]("comm")
     assert isinstance(step(reading), Pause)
     server.now += 1000
     assert step(reading, "message") == "message"
-    assert server.totals() == {"other": 1000, "read": 11, "work": 100}
+    assert server.totals() == {"other": 1000, "read": 11, "echo": 1}
 
 
 def test_a_coroutine_that_has_begun_to_read_messages_is_timed_no_more_and_their_handlers_are(
     server: Server,
 ) -> None:
-    other, registering = server.handlers["read"]("comm"), server.handlers["register"]("comm")
+    other = server.handlers["read"]("comm")
+    registering = server.handlers["register"](Comm([work(5)], [work(6)]))
     assert isinstance(step(other), Pause)
     for _ in range(2):
         assert isinstance(step(registering), Pause)
@@ -120,12 +161,61 @@ def test_a_coroutine_that_has_begun_to_read_messages_is_timed_no_more_and_their_
     assert server.totals() == {"other": 100, "read": 1, "register": 6, "work": 5}
     # Another that waited meanwhile is timed as before.
     assert step(other, "message") == "message"
-    assert step(registering) == "closed"
-    assert server.totals() == {"other": 1200, "read": 11, "register": 6, "work": 111}
+    assert finish(registering) == "closed"
+    assert server.totals() == {"other": 1200, "read": 11, "echo": 1, "register": 6, "work": 11}
+
+
+def test_each_message_of_a_batch_is_timed_from_when_it_is_taken_until_the_next_is(server: Server) -> None:
+    server.stream_handlers["later"] = server.work  # It came after us.
+    messages = [work(1), {"op": "later", "seconds": 20}, work(300), "OK", work(4000)]
+    finish(server.handle_stream(Comm(messages, work(50_000))))
+    server.now += 7
+    assert server.totals() == {"other": 207, "work": 50_301, "later": 20}
+
+
+def test_while_a_streams_coroutine_waits_others_are_timed(server: Server) -> None:
+    async def slow(seconds: int) -> None:
+        server.now += seconds
+        await Pause()
+        server.now += seconds
+
+    server.seam.uninstall()
+    server.stream_handlers["slow"] = slow
+    server.seam.install()
+    reading = server.handle_stream(Comm([work(1), {"op": "slow", "seconds": 10}, work(2)]))
+    for _ in range(2):
+        assert isinstance(step(reading), Pause)
+    server.now += 1000
+    finish(server.handle_stream(Comm([work(4)])))
+    assert server.totals() == {"other": 1200, "work": 5, "slow": 10}
+    assert finish(reading) is None
+    assert server.totals() == {"other": 1200, "work": 7, "slow": 20}
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        ({"op": "work"}, TypeError),
+        ({"op": "unknown"}, KeyError),
+        ({"op": []}, TypeError),
+        ({}, KeyError),
+        (1, AttributeError),
+    ],
+)
+def test_a_message_that_nobody_can_handle_is_the_readers_own_trouble(
+    message: object, error: type[Exception]
+) -> None:
+    server = Server()
+    server.seam = HandlerSeam(server, Guard("server"), lambda: server.now)
+    server.seam.install()
+    with pytest.raises(error):
+        finish(server.handle_stream(Comm([work(1), message])))
+    server.now += 1
+    assert server.totals() == {"other": 101, "work": 1}
 
 
 def test_what_is_thrown_into_a_read_loop_arrives_there(server: Server) -> None:
-    for registering in (server.handlers["register"]("comm"), server.handlers["register"]("comm")):
+    for registering in (server.handlers["register"](Comm([])), server.handlers["register"](Comm([]))):
         for _ in range(2):
             step(registering)
         thrown = ValueError()
@@ -133,11 +223,61 @@ def test_what_is_thrown_into_a_read_loop_arrives_there(server: Server) -> None:
         assert server.thrown.pop() is thrown
         with pytest.raises(KeyError):
             registering.throw(KeyError())
-    registering = server.handlers["register"]("comm")
+    registering = server.handlers["register"](Comm([], []))
     for _ in range(3):
         step(registering)
     with pytest.raises(KeyError):
         registering.throw(KeyError())
+
+
+def test_a_connection_that_was_there_before_is_timed_too_and_is_as_it_was_in_the_end() -> None:
+    server, comm, new = Server(), Comm([work(1)], [work(2)], [work(4)]), Comm([work(8)], [work(16)])
+    server.stream_comms["worker"] = SimpleNamespace(comm=comm, closed=lambda: False)
+    reading = server.handle_stream(comm)
+    step(reading)
+    server.seam.install()
+    for _ in range(3):
+        step(reading)
+    assert server.totals() == {"other": 201, "work": 2}
+    later = server.handle_stream(new)
+    for _ in range(2):
+        step(later)
+    assert server.totals() == {"other": 301, "work": 10}
+    server.seam.uninstall()
+    assert "read" not in {**vars(comm), **vars(new)}
+    assert (finish(reading), finish(later)) == (None, None)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_two_that_time_the_same_connection_are_undone_in_any_order(first: int) -> None:
+    server, comm = Server(), Comm([work(1)], [work(2)])
+    seams = server.seam, HandlerSeam(server, Guard("server", strict=True), lambda: server.now)
+    for seam in seams:
+        seam.install()
+    reading = server.handle_stream(comm)
+    for _ in range(2):
+        step(reading)
+    assert [seam.totals(server.now) for seam in seams] == [{"other": 100, "work": 1}] * 2
+    seams[first].uninstall()
+    for _ in range(2):
+        step(reading)
+    assert seams[1 - first].totals(server.now) == {"other": 200, "work": 3}
+    seams[1 - first].uninstall()
+    assert finish(reading) is None
+    assert {"read", "handle_stream"}.isdisjoint(vars(comm)), vars(comm)
+
+
+def test_a_connection_that_has_ended_is_not_held(server: Server) -> None:
+    comm = Comm([work(1)])
+    finish(server.handle_stream(comm))
+    assert "read" not in vars(comm)
+    ended = weakref.ref(comm)
+    gc.disable()
+    try:
+        del comm
+        assert ended() is None
+    finally:
+        gc.enable()
 
 
 def test_a_coroutine_from_a_plain_function_is_timed_too(server: Server) -> None:
@@ -145,7 +285,7 @@ def test_a_coroutine_from_a_plain_function_is_timed_too(server: Server) -> None:
     assert inspect.iscoroutine(reading)
     step(reading)
     step(reading)
-    assert server.totals() == {"other": 0, "lazy": 11, "work": 100}
+    assert server.totals() == {"other": 0, "lazy": 11, "echo": 1}
 
 
 def test_what_is_thrown_into_a_coroutine_arrives_there(server: Server) -> None:
@@ -193,7 +333,7 @@ def test_a_handler_that_raises_is_left(server: Server) -> None:
     with pytest.raises(LookupError, match="7"):
         step(server.stream_handlers["update"](seconds=7))
     with pytest.raises(TypeError):
-        server.stream_handlers["work"]()
+        server.handlers["echo"]()
     server.now += 1
     assert server.totals() == {"other": 1, "update": 7}
 
@@ -233,11 +373,11 @@ def test_waiting_in_the_selector_is_idle() -> None:
     assert server.turns == [0]
     # It has more to do, and only asks what is new: what that takes is its own work, the moment the last that is known.
     assert selector.select(0) == [0]
-    server.stream_handlers["work"](seconds=2)
-    server.now += 1
+    server.handlers["echo"](1)
+    server.now += 2
     assert (selector.select(0), selector.select(0)) == ([0], [0])
-    assert server.turns == [0, 5, 8]
-    assert server.totals() == {"other": 2, "idle": 5, "work": 2}
+    assert server.turns == [0, 5, 7]
+    assert server.totals() == {"other": 3, "idle": 5, "echo": 1}
     server.seam.uninstall()
     assert vars(selector) == {}
 
