@@ -7,8 +7,8 @@ client's part in the event loop is in it. What passes when nothing runs (heartbe
 measured beside each round, taken off, and told in the last columns. The first rows vary the tasks, the next the workers, the last the prefixes; what is flat
 in *added* does not grow. *without* is what Dask takes, which is not flat itself. Medians over the rounds, with quartiles of the differences.
 
-``--instructions`` counts instructions by valgrind instead, which other programs do not disturb; what is done by the clock is turned off then,
-and a row takes minutes.
+``--instructions`` counts instructions by valgrind instead, which other programs do not disturb; what is done by the clock is done as seldom
+then as it is slow, lag and samples not at all, and a row takes minutes.
 
 ``--functions`` shows which of our functions on the event loop grows: how often each is called for a task, and its own time (µs, slowed
 down by the profiler).
@@ -42,6 +42,9 @@ from overhead import SINK, process
 import dask_otel
 from dask_otel.export.pipeline import Pipeline
 from dask_otel.process import components
+
+#: How many times longer everything takes under valgrind, about.
+SLOWER = 50
 
 #: Tasks of the small graph that warms up; after how many of a row's tasks there are no more rounds than two.
 WARM, ENOUGH = 200, 20_000
@@ -209,7 +212,7 @@ def count(case: Case, folder: Path) -> tuple[float, float]:
     subprocess.run(
         command,
         check=True,
-        env={**os.environ, "PYTHONHASHSEED": "0"},
+        env={**os.environ, "PYTHONHASHSEED": "0", "OTEL_BSP_SCHEDULE_DELAY": str(1_000 * SLOWER)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -252,13 +255,17 @@ def counted(case: Case) -> None:
 
 
 def still_the_clock() -> None:
-    """Turn off what dask-otel does by the clock."""
+    """What is done by the clock is done as often for a task as elsewhere, or not at all: under valgrind all takes so much longer."""
+    from distributed import scheduler
+
     from dask_otel import worker_sums
     from dask_otel.overhead import Overhead
     from dask_otel.seam.lag import LagTimer
     from dask_otel.seam.loop_parts import LoopPartsSeam
 
-    worker_sums.FLUSH_AFTER = 3.0
+    worker_sums.FLUSH_AFTER *= SLOWER
+    often = scheduler.heartbeat_interval
+    scheduler.heartbeat_interval = lambda workers: often(workers) * SLOWER
     for kind, method in ((LagTimer, "start"), (Overhead, "install"), (LoopPartsSeam, "install")):
         setattr(kind, method, lambda self: None)
 
