@@ -7,6 +7,9 @@ client's part in the event loop is in it. What passes when nothing runs (heartbe
 measured beside each round, taken off, and told in the last columns. The first rows vary the tasks, the next the workers, the last the prefixes; what is flat
 in *added* does not grow. *without* is what Dask takes, which is not flat itself. Medians over the rounds, with quartiles of the differences.
 
+Each server tells of each garbage collection of its process. A hundred workers have a hundred processes, but for here, where each
+collection is told a hundred times: ``--no-gc`` shows what is left without.
+
 ``--instructions`` counts instructions by valgrind instead, which other programs do not disturb; what is done by the clock is done as seldom
 then as it is slow, lag and samples not at all, and a row takes minutes.
 
@@ -336,11 +339,14 @@ def main() -> None:
     parser.add_argument("--detail", default="activity", help="otel.traces.detail")
     parser.add_argument("--large", action="store_true", help="200,000 tasks too")
     parser.add_argument("--case", action="append", type=case_of, help="tasks,workers,prefixes instead of all")
+    parser.add_argument("--no-gc", action="store_true", help="no garbage collections within a graph")
     parser.add_argument("--functions", action="store_true", help="of ours, with calls and time")
     parser.add_argument("--instructions", action="store_true", help="count them by valgrind")
     parser.add_argument("--counted", type=case_of, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     dask.config.set(QUIET)
+    if arguments.no_gc:
+        gc.disable()
     if arguments.counted is not None:
         counted(arguments.counted)
     cases = arguments.case or [*CASES, *([LARGE] if arguments.large else [])]
