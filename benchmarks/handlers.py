@@ -66,7 +66,7 @@ class Bookkeeping:
 
     def other(self) -> float:
         self.others += 1
-        return self.totals()[LOOP_OTHER]
+        return self.handlers.total(LOOP_OTHER, time.perf_counter())
 
     def totals(self) -> dict[str, float]:
         return self.handlers.totals(time.perf_counter())
@@ -251,7 +251,7 @@ async def measure_prices() -> dict[str, float]:
     def other() -> float:
         nonlocal others
         others += 1
-        return handlers.totals(time.perf_counter())[LOOP_OTHER]
+        return handlers.total(LOOP_OTHER, time.perf_counter())
 
     def calls(function: Any, *args: Any, **kwargs: Any) -> float:
         start = time.process_time()
@@ -282,11 +282,11 @@ async def measure_prices() -> dict[str, float]:
         return calls(server._transitions, {}, {}, {}, "x")
 
     class Never(Pace):
-        def pause(self, now: float, dice: float) -> int:
+        def pause(self, now: float, dice: float, callbacks: int = 0) -> int:
             return 1 << 40
 
     class Always(Pace):
-        def pause(self, now: float, dice: float) -> int:
+        def pause(self, now: float, dice: float, callbacks: int = 0) -> int:
             return 0
 
     def parts(pace: type[Pace]) -> LoopPartsSeam:

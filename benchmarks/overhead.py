@@ -99,9 +99,9 @@ class Cluster:
             os.environ["OTEL_METRICS_EXPORTER"] = "otlp" if on else self.baseline
         if enabled:
             dask_otel.enable(self.client)
-        self._compute(100)
+        self.compute(100)
         before = self.cpu()
-        self._compute(tasks)
+        self.compute(tasks)
         if enabled and self.baseline is None:
             dask_otel.flush(self.client)
         else:
@@ -122,7 +122,7 @@ class Cluster:
         scheduler, workers, _ = ((b - a) / 10 for a, b in zip(before, self.cpu(), strict=True))
         self.exports[on].append((scheduler, workers / len(self.workers)))
 
-    def _compute(self, tasks: int) -> None:
+    def compute(self, tasks: int) -> None:
         leaves = [dask.delayed(abs, pure=False)(i) for i in range(tasks)]
         while len(leaves) > 1:
             leaves = [dask.delayed(min, pure=False)(leaves[i : i + 8]) for i in range(0, len(leaves), 8)]

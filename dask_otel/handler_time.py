@@ -33,6 +33,8 @@ class HandlerTime:
     >>> times.leave(outer, now=8)
     >>> times.totals(now=15)
     {'other': 8, 'read': 3, 'task-finished': 4}
+    >>> times.total("other", now=15)
+    8
     """
 
     __slots__ = ("_tallies", "running", "since")
@@ -59,6 +61,11 @@ class HandlerTime:
         self.running[0] += now - self.since
         self.since = now
         self.running = before
+
+    def total(self, operation: str, now: float) -> float:
+        """Seconds of one operation, up to now: asked for far more often than all of them."""
+        tally = self._tallies[operation]
+        return tally[0] + now - self.since if tally is self.running else tally[0]
 
     def totals(self, now: float) -> dict[str, float]:
         """Seconds by operation, up to now; of the operations only those that took any."""

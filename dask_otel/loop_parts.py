@@ -17,12 +17,15 @@ from dask_otel.instruments import REST
 
 #: Rounds of a loop that are looked at in a second, about.
 LOOKS = 20
+#: Callbacks that are looked at in a second at most, about: a round of a scheduler with many workers holds hundreds.
+CALLBACKS = 200
 #: How much of what was known of a loop's pace counts after one more look.
 _KEPT = 0.9
 
 
 class Pace:
-    """Which rounds of a loop to look at: about `LOOKS` a second, be they long or short.
+    """Which rounds of a loop to look at: about `LOOKS` a second, be they long or short, fewer where that would be more
+    than `CALLBACKS`.
 
     Rounds are let pass at random, since a fixed number would fall in step with what goes round; what one that is looked at
     stands for is ``weight`` rounds.
@@ -36,16 +39,16 @@ class Pace:
     (50, 49)
     """
 
-    __slots__ = ("_before", "_paused", "_rounds", "_seconds", "weight")
+    __slots__ = ("_before", "_callbacks", "_looks", "_paused", "_rounds", "_seconds", "weight")
 
     def __init__(self, now: float) -> None:
         self._before = now
         self._paused = 0
-        self._rounds = self._seconds = 0.0
+        self._rounds = self._seconds = self._looks = self._callbacks = 0.0
         #: Rounds, those that were let pass before the look included, on average.
         self.weight = 1
 
-    def pause(self, now: float, dice: float) -> int:
+    def pause(self, now: float, dice: float, callbacks: int = 0) -> int:
         """How many rounds to let pass until the next look.
 
         Parameters
@@ -54,11 +57,16 @@ class Pace:
             When the last look ended.
         dice:
             At least 0 and below 1.
+        callbacks:
+            How many the round had that was looked at.
         """
         self._rounds = self._rounds * _KEPT + self._paused + 1
         self._seconds = self._seconds * _KEPT + (now - self._before)
         self._before = now
-        looks = self._seconds * LOOKS
+        self._looks = self._looks * _KEPT + 1
+        self._callbacks = self._callbacks * _KEPT + callbacks
+        often = min(LOOKS, CALLBACKS * self._looks / self._callbacks) if self._callbacks else LOOKS
+        looks = self._seconds * often
         self.weight = max(1, round(self._rounds / looks)) if looks > 0 else self.weight
         self._paused = int(dice * (2 * self.weight - 1))
         return self._paused

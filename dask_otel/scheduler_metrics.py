@@ -52,7 +52,7 @@ class SchedulerMetrics:
         self._state = SchedulerStateSeam(scheduler, self._folding, guard)
         self.meter = Meter(outlet, self, self._measured, guard)
         self._health = Health(self.meter.histograms, guard)
-        self._parts = LoopPartsSeam(scheduler, guard, lambda: self.seam.handler_time()[LOOP_OTHER])
+        self._parts = LoopPartsSeam(scheduler, guard, self.seam.other)
         #: Is told of each graph that was worked in.
         self.graphs = GraphPhases(self.meter.histograms)
         #: Is told of the hooks.

@@ -89,6 +89,10 @@ class HandlerSeam:
         """Seconds of the loop by operation, up to now: their sum is the time since `install`."""
         return self._times.totals(now)
 
+    def total(self, operation: str, now: float) -> float:
+        """Seconds of one operation, as `totals` has them."""
+        return self._times.total(operation, now)
+
     # -- wrappers -----------------------------------------------------------------------------------------------
     def _wrap_handler(self, op: str, original: Callable[..., Any]) -> Callable[..., Any]:
         """A handler that replies: what it returns is awaited if it is a coroutine."""

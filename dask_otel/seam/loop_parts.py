@@ -76,6 +76,8 @@ class LoopPartsSeam:
         self._parts = LoopParts()
         self._queue: _Queue | None = None
         self._looking = False
+        #: Callbacks of the round that is looked at.
+        self._callbacks = 0
         #: What goes on now, and since when.
         self._part = ASYNCIO
         self._since = 0.0
@@ -131,7 +133,7 @@ class LoopPartsSeam:
             if self._looking:
                 self.ended()
                 self._stop()
-                pause = self._pace.pause(self._clock(), self._dice.random())
+                pause = self._pace.pause(self._clock(), self._dice.random(), self._callbacks)
                 if pause:
                     return pause
             self._look(queue)
@@ -144,6 +146,7 @@ class LoopPartsSeam:
         """Waiting is not ``other``: what passes until the first callback is asyncio's own."""
         self._part, self._since = ASYNCIO, self._other()
         self._looking = True
+        self._callbacks = 0
         queue.add(self)
 
     def _stop(self) -> None:
@@ -162,6 +165,7 @@ class LoopPartsSeam:
     def begins(self, handle: Any) -> None:
         """A callback is to run."""
         try:
+            self._callbacks += 1
             self._part = _part(handle._callback, handle._args)
             self._since = self._other()
         except Exception:

@@ -27,6 +27,7 @@ from distributed.core import Status
 
 from dask_otel.guard import Guard
 from dask_otel.idle_time import NOTHING, IdleTime
+from dask_otel.names import LOOP_OTHER
 from dask_otel.seam import Wraps, members
 from dask_otel.seam.handlers import HandlerSeam, selector_of
 
@@ -112,6 +113,12 @@ class SchedulerTimeSeam:
         if self._last is not None:
             return dict(self._last[1])
         return self._handlers.totals(self._clock())
+
+    def other(self) -> float:
+        """What `handler_time` gives for ``other``."""
+        if self._last is not None:
+            return self._last[1][LOOP_OTHER]
+        return self._handlers.total(LOOP_OTHER, self._clock())
 
     # -- looking ------------------------------------------------------------------------------------------------
     def _turn(self, now: float) -> None:

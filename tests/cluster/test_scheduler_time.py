@@ -416,6 +416,7 @@ def test_the_loops_time_is_that_of_its_handlers_and_what_is_idle_or_other() -> N
             assert {op for op in found if again[op] < found[op]} == set()
             seam.uninstall()
             assert seam.handler_time() == seam.handler_time()
+            assert seam.other() == seam.handler_time()["other"]
 
     run(test())
 

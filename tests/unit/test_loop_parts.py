@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tornado.ioloop import IOLoop, PeriodicCallback
 
 from dask_otel.guard import Guard
-from dask_otel.loop_parts import LOOKS, LoopParts, Pace
+from dask_otel.loop_parts import CALLBACKS, LOOKS, LoopParts, Pace
 from dask_otel.seam.loop_parts import LoopPartsSeam
 
 # -- the estimate ---------------------------------------------------------------------------------------------------
@@ -78,6 +78,21 @@ def test_a_loop_is_looked_at_some_twenty_times_a_second_be_its_rounds_long_or_sh
     assert sum(weights) == pytest.approx(rounds, rel=0.1)
 
 
+@pytest.mark.parametrize(("callbacks", "a_second"), [(5, LOOKS), (10, LOOKS), (100, 2), (1000, 0.2)])
+def test_no_more_than_so_many_callbacks_are_looked_at_in_a_second(callbacks: int, a_second: float) -> None:
+    assert a_second == min(LOOKS, CALLBACKS / callbacks)
+    pace, dice, now, rounds, looks = Pace(0.0), random.Random(7), 0.0, 0, 0
+    weights = []
+    while looks < 3000:
+        now += 1e-3
+        rounds, looks = rounds + 1, looks + 1
+        weights.append(pace.weight)
+        pause = pace.pause(now, dice.random(), callbacks)
+        rounds, now = rounds + pause, now + pause * 1e-3
+    assert looks / now == pytest.approx(a_second, rel=0.1)
+    assert sum(weights) == pytest.approx(rounds, rel=0.1)
+
+
 def test_each_number_of_rounds_is_as_likely_to_be_let_pass() -> None:
     dice = random.Random(7)
     found = []
@@ -99,7 +114,7 @@ def every(pause: int) -> Callable[[float], Pace]:
     """One round is looked at, so many are let pass."""
 
     class Fixed(Pace):
-        def pause(self, now: float, dice: float) -> int:
+        def pause(self, now: float, dice: float, callbacks: int = 0) -> int:
             return pause
 
     return Fixed
@@ -151,6 +166,32 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
         assert "select" not in vars(loop._selector)
 
     asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+def test_the_pace_is_told_how_many_callbacks_each_round_had() -> None:
+    told: list[int] = []
+
+    class Counting(Pace):
+        def pause(self, now: float, dice: float, callbacks: int = 0) -> int:
+            told.append(callbacks)
+            return 0
+
+    async def test() -> None:
+        server = Server()
+        server.seam = LoopPartsSeam(server, server.guard, lambda: server.other, pace=Counting)
+        server.seam.install()
+        await rounds()
+        told.clear()
+        for more in (0, 2, 5):
+            for _ in range(more):
+                asyncio.get_running_loop().call_soon(int)
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        server.seam.uninstall()
+
+    run(test)
+    # This test's own task is one of each.
+    assert told == [1, 1, 3, 6]
 
 
 def test_callbacks_are_told_apart_by_what_they_are() -> None:
