@@ -26,7 +26,7 @@ from dask_otel.turning_on import workers
 
 #: A deadline (s) that is only reached when something is broken.
 DEADLINE = 60
-#: Workers of a LocalCluster are forked by a server of forks that has imported distributed: an eighth of the CPU of `spawn`.
+#: Workers of a LocalCluster are forked by a server of forks that has imported distributed: a quarter of the CPU of `spawn`.
 FORKED = {"distributed.worker.multiprocessing-method": "forkserver"}
 
 
