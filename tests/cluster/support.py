@@ -90,18 +90,18 @@ def tasks(spans: list[Received], prefix: str) -> list[Received]:
 
 @contextmanager
 def traced_cluster(
-    receiver: Receiver, *, n_workers: int = 2, threads: int = 1, **kwargs: Any
+    receiver: Receiver, *, n_workers: int = 2, threads: int = 1, forked: bool = True, **kwargs: Any
 ) -> Iterator[Traced]:
     """A LocalCluster of processes under nannies, dask-otel enabled by its client.
 
-    Its workers are forked, which a test of how a process begins must not use.
+    A test of how a process begins, or of what it prints (forked ones print where the first of them did), has them spawned.
     """
     kwargs = {"processes": True, "dashboard_address": ":0", "silence_logs": logging.CRITICAL, **kwargs}
-    if kwargs["processes"]:
+    if forked and kwargs["processes"]:
         start_server_of_forks()
         kwargs["env"] = {**os.environ, **kwargs.get("env", {})}  # What they inherit is the server's.
     with (
-        dask.config.set(FORKED),
+        dask.config.set(FORKED if forked else {}),
         LocalCluster(n_workers=n_workers, threads_per_worker=threads, **kwargs) as cluster,
         Client(cluster) as client,
     ):
