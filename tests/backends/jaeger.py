@@ -54,7 +54,7 @@ def trace(api: str, trace_id: str | int) -> list[Span]:
 
 
 def wait_for_trace(
-    api: str, trace_id: str | int, predicate: Callable[[list[Span]], bool], timeout: float = 20.0
+    api: str, trace_id: str | int, predicate: Callable[[list[Span]], bool], timeout: float = 60.0
 ) -> list[Span]:
     """The trace's spans as soon as `predicate` holds for them.
 

@@ -206,7 +206,7 @@ def names(request: ExportTraceServiceRequest) -> list[str]:
     ]
 
 
-def wait_for_series(prometheus: str, query: str, timeout: float = 20.0) -> list[dict]:
+def wait_for_series(prometheus: str, query: str, timeout: float = 60.0) -> list[dict]:
     """What an instant query gives, as soon as it gives anything."""
     deadline = time.monotonic() + timeout
     url = f"{prometheus}/api/v1/query?{urllib.parse.urlencode({'query': query})}"

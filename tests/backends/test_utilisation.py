@@ -23,8 +23,8 @@ TASKS, SECONDS = 4, 4.0
 THREADS = 2
 #: A timestamp has milliseconds, and a busy machine is late between the clock and the count.
 ROUNDING = 0.02
-#: What a task may hold its slot for beside its code (s): before it, and until its result is stored.
-AROUND = 0.1
+#: What a task may hold its slot for beside its code (s): before it, and until its result is stored, on a busy machine.
+AROUND = 1.0
 
 #: When a task's code has begun and ended (s since the epoch).
 Held = tuple[float, float]
@@ -61,13 +61,15 @@ def test_utilisation_is_that_of_the_slots_held_with_any_interval(
         for client, interval, tasks in zip(clients, INTERVALS, ran, strict=True):
             cluster_id = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.id)
             of = f'{{dask_cluster_id="{cluster_id}", dask_task_prefix="held"}}'
-            assert_total_is_what_was_held(prometheus, of, interval, tasks)
-            assert_utilisation(prometheus, of, interval, tasks)
+            samples = assert_total_is_what_was_held(prometheus, of, interval, tasks)
+            assert_utilisation(prometheus, of, interval, tasks, samples)
             assert_nothing_runs_any_more(prometheus, of, interval)
 
 
-def assert_total_is_what_was_held(prometheus: str, of: str, interval: float, tasks: list[Held]) -> None:
-    """From one sample to the next, and all in all."""
+def assert_total_is_what_was_held(
+    prometheus: str, of: str, interval: float, tasks: list[Held]
+) -> list[float]:
+    """From one sample to the next, and all in all; returns when the samples were taken."""
     end = max(ended for _, ended in tasks)
     (total,) = until(
         lambda: raw(prometheus, f"dask_worker_compute_time_seconds_total{of}"),
@@ -81,6 +83,7 @@ def assert_total_is_what_was_held(prometheus: str, of: str, interval: float, tas
         assert rose <= THREADS * (passed + ROUNDING)
     seconds = sum(ended - started for started, ended in tasks)
     assert seconds - 0.01 <= total[-1].value <= seconds + len(tasks) * AROUND
+    return [one.time for one in total]
 
 
 def overlap(tasks: list[Held], start: float, end: float) -> float:
@@ -88,18 +91,26 @@ def overlap(tasks: list[Held], start: float, end: float) -> float:
     return sum(max(0.0, min(ended, end) - max(started, start)) for started, ended in tasks)
 
 
-def assert_utilisation(prometheus: str, of: str, interval: float, tasks: list[Held]) -> None:
+def assert_utilisation(
+    prometheus: str, of: str, interval: float, tasks: list[Held], samples: list[float]
+) -> None:
     window = 4 * interval
     start, end = min(started for started, _ in tasks), max(ended for _, ended in tasks)
     query = f"sum(rate(dask_worker_compute_time_seconds_total{of}[{int(window * 1000)}ms])) / {THREADS}"
     # After the end too: what `rate` makes of the last samples is less than one, if with steps.
     (found,) = over(prometheus, query, start, end + window, interval / 4)
     assert max(one.value for one in found) <= 1 + ROUNDING
-    steady = [one.value for one in found if start + window + interval < one.time < end - interval]
-    print(f"every {interval:g} s: utilisation {min(steady):.4f} to {max(one.value for one in found):.4f}")
+    steady = [one for one in found if start + window + interval < one.time < end - interval]
     assert len(steady) > 5
-    # From one task to the next a slot is free for as long as the scheduler takes.
-    assert min(steady) >= 1 - ROUNDING - 2 * AROUND / window
+    for one in steady:
+        # What `rate` makes of a window with a late export, on a busy machine, is its own guess.
+        inside = [at for at in samples if one.time - window <= at <= one.time]
+        moments = [one.time - window, *inside, one.time]
+        if any(after - before > 1.05 * interval for before, after in itertools.pairwise(moments)):
+            continue
+        # From one task to the next a slot is free for as long as the scheduler takes; samples are half a window apart or more.
+        free = window - overlap(tasks, one.time - window, one.time) / THREADS
+        assert one.value >= 1 - ROUNDING - 2 * free / window
 
 
 def assert_nothing_runs_any_more(prometheus: str, of: str, interval: float) -> None:

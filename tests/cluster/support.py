@@ -7,11 +7,15 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import cache
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 from distributed import Client, LocalCluster, Scheduler, Worker
+from distributed.utils import get_mp_context
 
 import dask_otel
 from dask_otel import names, process
@@ -21,7 +25,9 @@ from dask_otel.tree import Received, outline
 from dask_otel.turning_on import workers
 
 #: A deadline (s) that is only reached when something is broken.
-DEADLINE = 30
+DEADLINE = 60
+#: Workers of a LocalCluster are forked by a server of forks that has imported distributed: a quarter of the CPU of `spawn`.
+FORKED = {"distributed.worker.multiprocessing-method": "forkserver"}
 
 
 class Traced:
@@ -84,17 +90,33 @@ def tasks(spans: list[Received], prefix: str) -> list[Received]:
 
 @contextmanager
 def traced_cluster(
-    receiver: Receiver, *, n_workers: int = 2, threads: int = 1, **kwargs: Any
+    receiver: Receiver, *, n_workers: int = 2, threads: int = 1, forked: bool = True, **kwargs: Any
 ) -> Iterator[Traced]:
-    """A LocalCluster of processes under nannies, dask-otel enabled by its client."""
+    """A LocalCluster of processes under nannies, dask-otel enabled by its client.
+
+    A test of how a process begins, or of what it prints (forked ones print where the first of them did), has them spawned.
+    """
     kwargs = {"processes": True, "dashboard_address": ":0", "silence_logs": logging.CRITICAL, **kwargs}
+    if forked and kwargs["processes"]:
+        start_server_of_forks()
+        kwargs["env"] = {**os.environ, **kwargs.get("env", {})}  # What they inherit is the server's.
     with (
+        dask.config.set(FORKED if forked else {}),
         LocalCluster(n_workers=n_workers, threads_per_worker=threads, **kwargs) as cluster,
         Client(cluster) as client,
     ):
         dask_otel.enable(client)
         yield Traced(client, cluster, receiver)
         dask_otel.disable(client)
+
+
+@cache
+def start_server_of_forks() -> None:
+    """Once in this process, no variable that a test has set in its environment."""
+    with pytest.MonkeyPatch.context() as environment, dask.config.set(FORKED):
+        unset(environment)
+        get_mp_context()  # It is to import what distributed names here.
+        forkserver.ensure_running()
 
 
 class Once:
@@ -121,12 +143,17 @@ class Once:
         return x
 
 
-@contextmanager
-def clean(environment: pytest.MonkeyPatch) -> Iterator[None]:
-    """No variable of OpenTelemetry's or ours, but those that a test sets; no pipeline of this process is left over."""
+def unset(environment: pytest.MonkeyPatch) -> None:
+    """Take away every variable of OpenTelemetry's or ours."""
     for name in list(os.environ):
         if name.startswith(("OTEL_", "DASK_OTEL__", "TRACEPARENT", "TRACESTATE", "BAGGAGE")):
             environment.delenv(name)
+
+
+@contextmanager
+def clean(environment: pytest.MonkeyPatch) -> Iterator[None]:
+    """No variable of OpenTelemetry's or ours, but those that a test sets; no pipeline of this process is left over."""
+    unset(environment)
     before = set(process._pipelines)
     try:
         yield

@@ -433,7 +433,7 @@ def test_metrics_are_shown_on_the_console_beside_what_is_sent(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", "otlp,console")
-    with traced_cluster(receiver, n_workers=1) as traced:
+    with traced_cluster(receiver, n_workers=1, forked=False) as traced:
         traced.client.submit(metered, 1, key="metered-1").result()
         assert dask_otel.flush(traced.client, DEADLINE)
         wait_until(lambda: requests(receiver) == ["scheduler", "worker"])

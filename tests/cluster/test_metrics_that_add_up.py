@@ -198,7 +198,7 @@ def test_a_task_loses_no_time_however_it_ends(traced: Traced, held_tasks: Held, 
     wait(future)
     (span,) = [received.span for received in tasks(traced.spans(), "held")]
     compute = told(traced, COMPUTE_SECONDS.name, names.TASK_PREFIX)
-    assert compute == {("held",): pytest.approx((span.end - span.start) / 1e9, abs=0.02)}
+    assert compute == {("held",): pytest.approx((span.end - span.start) / 1e9, abs=0.2)}
     assert told(traced, EXECUTING_SECONDS.name, names.TASK_PREFIX) == {("held",): 0.0}
 
 
@@ -212,7 +212,7 @@ def test_a_cancelled_task_is_counted_to_its_end(traced: Traced, held_tasks: Held
     wait_until(lambda: told(traced, EXECUTING_SECONDS.name, names.TASK_PREFIX) == {("held",): 0.0})
     (span,) = [received.span for received in tasks(traced.spans(), "held")]
     compute = told(traced, COMPUTE_SECONDS.name, names.TASK_PREFIX)
-    assert compute == {("held",): pytest.approx((span.end - span.start) / 1e9, abs=0.02)}
+    assert compute == {("held",): pytest.approx((span.end - span.start) / 1e9, abs=0.2)}
 
 
 def test_a_task_that_secedes_is_counted_until_then_and_apart_after(traced: Traced, held_tasks: Held) -> None:
@@ -226,7 +226,7 @@ def test_a_task_that_secedes_is_counted_until_then_and_apart_after(traced: Trace
     wait_until(lambda: told(traced, EXECUTING_SECONDS.name, names.TASK_PREFIX) == {("held",): 0.0})
     ((_, compute),) = told(traced, COMPUTE_SECONDS.name, names.TASK_PREFIX).items()
     ((_, seceded),) = told(traced, SECEDED_SECONDS.name, names.TASK_PREFIX).items()
-    assert compute + seceded == pytest.approx((span.end - span.start) / 1e9, abs=0.02)
+    assert compute + seceded == pytest.approx((span.end - span.start) / 1e9, abs=0.2)
     assert compute < 0.5 * WHILE < seceded
 
 

@@ -199,6 +199,13 @@ def test_a_server_of_which_more_will_be_known_waits(server: Server) -> None:
     assert collected(reader) == {(COMPUTE_SECONDS.name, "inc", "c", "0"): 1.0}
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> float:
+    """So long (s) a reader waits in this test: longer than a busy machine takes for what is not waited for."""
+    monkeypatch.setattr(provided, "PATIENCE", 2.5)  # A quarter of what a reader gives at most.
+    return 2.5
+
+
 def test_where_the_event_loop_does_not_answer_the_last_values_are_given(server: Server) -> None:
     reader = InMemoryMetricReader()
     _, into = application(reader)
@@ -213,19 +220,21 @@ def test_where_the_event_loop_does_not_answer_the_last_values_are_given(server: 
     assert collected(reader) == expected
     took = time.monotonic() - start
     busy.set()
-    assert PATIENCE <= took < PATIENCE + 1.0
+    assert PATIENCE <= took < DEADLINE
     assert collected(reader) == {(COMPUTE_SECONDS.name, "inc", "c", "0"): 2.0}
     del feed
 
 
-def test_a_reader_that_collects_on_the_event_loop_itself_waits_for_nothing(server: Server) -> None:
+def test_a_reader_that_collects_on_the_event_loop_itself_waits_for_nothing(
+    server: Server, patient: float
+) -> None:
     reader = InMemoryMetricReader()
     _, into = application(reader)
     server.measured = [seconds(inc=1.0)]
     feed = server.feed(into)
     start = time.monotonic()
     assert server.on_loop(lambda: collected(reader)) == {(COMPUTE_SECONDS.name, "inc", "c", "0"): 1.0}
-    assert time.monotonic() - start < PATIENCE
+    assert time.monotonic() - start < patient
     del feed
 
 
@@ -512,7 +521,7 @@ def _in_child(reader: InMemoryMetricReader, into: Any) -> None:
 
 
 @pytest.mark.skipif(not hasattr(multiprocessing, "get_context"), reason="no fork here")
-def test_a_forked_child_gives_nothing(server: Server) -> None:
+def test_a_forked_child_gives_nothing(server: Server, patient: float) -> None:
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader], Resource({"service.name": "shop"}), shutdown_on_exit=False)
     into = provided.of(provider, SCOPE)
@@ -527,7 +536,7 @@ def test_a_forked_child_gives_nothing(server: Server) -> None:
     found, took = queue.get(timeout=DEADLINE)
     child.join(DEADLINE)
     assert found == {}
-    assert took < PATIENCE
+    assert took < patient
     assert len(collected(reader)) == 1
     del feed
 

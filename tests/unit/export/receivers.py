@@ -21,6 +21,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from dask_otel.export.grpc import METHOD
 
+#: How late (s) a busy machine may be; what hangs in these tests does so for ten times as long.
+LATE = 3.0
+
 
 def wait_until(condition: Callable[[], object], timeout: float = 10.0) -> None:
     """Return when the condition holds; fail when it does not in time."""

@@ -26,7 +26,7 @@ from dask_otel.parents import ACTIVITY, Parent
 from dask_otel.records import Scope
 from dask_otel.settings import Limits, Otlp, Queue, Settings
 
-from .receivers import Answer, free_port, grpc_receiver, http_receiver, wait_until
+from .receivers import LATE, Answer, free_port, grpc_receiver, http_receiver, wait_until
 from .spans import TRACE, numbered, span
 from .test_queue import Broken, Several
 
@@ -420,7 +420,7 @@ def test_a_hanging_http_receiver_does_not_hold_up_closing(
         emit(one, 2, 300)
         began = time.monotonic()
         assert not one.close(0.5)
-        assert time.monotonic() - began < 0.8
+        assert time.monotonic() - began < 0.5 + LATE
         wait_until(lambda: not threads_of(one))
         counts = one.counts
         assert counts.emitted == counts.dropped + counts.unknown == 300
@@ -437,7 +437,7 @@ def test_a_hanging_grpc_receiver_does_not_hold_up_closing(pipeline: Any) -> None
         emit(one, 2, 10)
         began = time.monotonic()
         assert not one.close(0.5)
-        assert time.monotonic() - began < 0.8
+        assert time.monotonic() - began < 0.5 + LATE
         assert one.counts == Counts(emitted=10, dropped=9, unknown=1)
 
 
@@ -450,7 +450,7 @@ def test_a_receiver_that_is_down_does_not_hold_up_closing(
     emit(one, 2, 3_000)
     began = time.monotonic()
     assert not one.close()
-    assert time.monotonic() - began < 1.4
+    assert time.monotonic() - began < 1.5 + LATE
     assert one.counts == Counts(emitted=3_000, dropped=3_000)
     assert len(caplog.messages) == 2
     assert "; 3000 spans lost so far" in caplog.messages[1]
@@ -463,7 +463,7 @@ def test_a_processor_that_hangs_is_left_behind_at_closing(pipeline: Any) -> None
     wait_until(lambda: one.counts.waiting and not one._line.entries)
     began = time.monotonic()
     assert not one.close(0.3)
-    assert time.monotonic() - began < 0.6
+    assert time.monotonic() - began < 0.3 + LATE
     assert one.counts == Counts(emitted=3, unknown=3)
     let_go.set()
     wait_until(lambda: not threads_of(one))
@@ -555,7 +555,7 @@ def test_a_process_that_ends_with_a_hanging_receiver_ends_in_time_and_says_so_on
             receiver.url,
         )
     assert done.returncode == 0
-    assert 1.0 < float(done.stdout) < 2.0
+    assert 1.0 < float(done.stdout) < 1.5 + LATE
     [said] = done.stderr.splitlines()
     assert said.endswith("; 2 spans lost so far.")
 
