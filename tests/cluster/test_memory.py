@@ -30,11 +30,11 @@ from dask_otel.turning_on import workers
 from tests.cluster.held import allocated, drain, lengths, objects, size, tracing
 from tests.cluster.support import DEADLINE, clean
 
-#: Just more than a dictionary of 2**12 and 2**15 places takes: then an entry takes the most room.
-FEW, TASKS = 2_800, 22_000
+#: The latter just more than a dictionary of 2**15 places takes: then an entry takes the most room.
+FEW, TASKS = 3_500, 22_000
 SAMPLED = trace.TraceFlags(trace.TraceFlags.SAMPLED)
 #: Of computations, of tens of submits and of workers; `benchmarks/memory.py` has more.
-STEPS, WORKERS = 200, 60
+STEPS, WORKERS = 120, 60
 #: What the scheduler may hold for a task that has not ended (bytes).
 MOST = 150
 
