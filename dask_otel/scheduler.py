@@ -27,7 +27,7 @@ from dask_otel.outlet import Outlet
 from dask_otel.parents import ACTIVITY, DETAILS, OFF
 from dask_otel.rollup import Graph
 from dask_otel.scheduler_metrics import SchedulerMetrics
-from dask_otel.seam.scheduler import Arrived, SchedulerSeam, Submission
+from dask_otel.seam.scheduler import ACTIVE, Arrived, SchedulerSeam, Submission
 from dask_otel.settings import Settings
 from dask_otel.variables import quoted
 from dask_otel.version import __version__
@@ -349,6 +349,11 @@ class SchedulerOtel(SchedulerPlugin):
     def transition(
         self, key: Hashable, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
     ) -> None:
+        if start in ACTIVE:
+            if finish in ACTIVE:
+                return
+        elif finish not in ACTIVE and finish != "erred":
+            return
         telemetry = self.telemetry
         if telemetry is not None:
             try:

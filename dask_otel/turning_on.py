@@ -20,6 +20,7 @@ from dask_otel.holders import BY_CLIENT, BY_PRELOAD, Holders
 from dask_otel.scheduler import SchedulerOtel
 from dask_otel.seam import arrival
 from dask_otel.seam import client as client_seam
+from dask_otel.seam.worker import TOLD
 from dask_otel.settings import Settings
 from dask_otel.worker import WorkerTelemetry
 
@@ -61,7 +62,7 @@ class WorkerOtel(WorkerPlugin):
             await process.farewell()
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
-        if self.telemetry is not None:
+        if finish in TOLD and self.telemetry is not None:
             self.telemetry.seam.transition(key, start, finish)
 
 

@@ -5,7 +5,7 @@ Rules
 1. A submission's context is taken out of its annotations before the scheduler sees them: no task pays for it, and
    ``TaskState.annotations`` is no carrier (P2P writes into it).
 2. What a task's worker must know is added in ``_task_to_msg``, through which both ways of sending pass.
-3. `transition` is called six or seven times a task: it returns at once unless a task becomes active or stops being so.
+3. A task goes through six or seven transitions: the plugin returns at once unless a task becomes active, stops being so, or fails.
 """
 
 from __future__ import annotations

@@ -41,6 +41,8 @@ _EMPTY = Context()
 _CLOSING = ("worker-closing", "cancelled-by-worker-close")
 _UNSTARTED = ("waiting", "ready", "constrained")
 _RUNNING = ("executing", "long-running")
+#: What a task's transition finishes in, as requested, that is of interest.
+TOLD = frozenset(("waiting", "ready", "constrained", "long-running", "released", "forgotten"))
 #: Seconds after which pauses are told though no run ends.
 _PAUSES_AFTER = 1.0
 
@@ -175,7 +177,7 @@ class WorkerSeam:
 
     # -- what the worker's state machine tells ----------------------------------------------------------------
     def transition(self, key: Hashable, start: str, finish: str) -> None:
-        """Remember since when a task waits, is ready, has seceded; ``finish`` is the requested state."""
+        """Remember since when a task waits, is ready, has seceded; ``finish`` is the requested state, one of `TOLD`."""
         if finish == "waiting":
             self._waiting[key] = time.time()
         elif finish == "ready" or finish == "constrained":

@@ -5,27 +5,36 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import sys
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import dask
 import pytest
 from distributed import Client, Scheduler, Worker, get_worker
-from distributed.core import _expects_comm
+from distributed.core import Status, _expects_comm
 from distributed.scheduler import WorkerState
 from distributed.utils import has_keyword
+from opentelemetry import trace
 
 import dask_otel
+from dask_otel import current
 from dask_otel.scheduler import schedulers
-from tests.cluster.held import allocated, drain, size, tracing
+from dask_otel.seam import client as client_seam
+from dask_otel.turning_on import workers
+from tests.cluster.held import allocated, drain, lengths, objects, size, tracing
 from tests.cluster.support import DEADLINE, clean
 
-#: Just more than a dictionary of 2**12 and 2**15 places takes: then an entry takes the most room.
-FEW, TASKS = 2_800, 22_000
+#: The latter just more than a dictionary of 2**15 places takes: then an entry takes the most room.
+FEW, TASKS = 3_500, 22_000
+SAMPLED = trace.TraceFlags(trace.TraceFlags.SAMPLED)
+#: Of computations, of tens of submits and of workers; `benchmarks/memory.py` has more.
+STEPS, WORKERS = 120, 60
 #: What the scheduler may hold for a task that has not ended (bytes).
 MOST = 150
 
@@ -202,7 +211,7 @@ async def _run_and_release() -> None:
             await _run(scheduler, client, worker)
             await until(lambda: not scheduler.tasks)
             await client.submit(one, 1)
-            await until(lambda: not scheduler.tasks and not worker.state.tasks)
+            await until(lambda: not scheduler.tasks)
             assert await dask_otel.flush(client, DEADLINE)
             forget(scheduler, worker)
             await until(lambda: left() == ["worker that stays"])
@@ -248,3 +257,111 @@ async def _run(scheduler: Scheduler, client: Client, worker: Worker) -> None:
     go.set()
     assert type(await lost) is Result
     assert len(seen) == 32
+
+
+# -- what goes on and on -------------------------------------------------------------------------------------------
+
+
+async def _grown(
+    scheduler: Scheduler, client: Client, step: Callable[[int], Awaitable[object]], steps: int
+) -> Counter[str]:
+    """By how much there is more, by what it is, after so many steps than after half of them."""
+    found = []
+    for n in range(steps):
+        await step(n)
+        if n + 1 in (steps // 2, steps):
+            await until(lambda: not scheduler.tasks)
+            assert await dask_otel.flush(client, DEADLINE)
+            assert await dask_otel.flush(client, DEADLINE)
+            await until(lambda: none_closed(scheduler))
+            found.append(_look(scheduler, client))
+    return found[1] - found[0]
+
+
+def none_closed(scheduler: Scheduler) -> bool:
+    """Whether every worker that has left is gone for good."""
+    forget(scheduler)
+    gc.collect()
+    return all(worker.status is not Status.closed for worker in list(Worker._instances))
+
+
+def _look(scheduler: Scheduler, client: Client) -> Counter[str]:
+    """How many objects of ours there are, and how much is in what the servers, the client and the process have."""
+    current.group_context.cache_clear()  # Of 1,024 groups.
+    found = objects() + lengths(schedulers.telemetry(scheduler), "scheduler")
+    found += lengths(client_seam.listening(client), "client")
+    for telemetry in filter(None, map(workers.telemetry, Worker._instances)):
+        found += lengths(telemetry, "worker")
+    for module in [one for name, one in list(sys.modules.items()) if name.startswith("dask_otel")]:
+        for name, value in list(vars(module).items()):
+            if not name.startswith("__"):
+                found |= lengths(value, f"{module.__name__}.{name}")
+    # What lies within something that is in a container is there as often as that; Dask's amounts since a heartbeat are Dask's.
+    return Counter({path: n for path, n in found.items() if not ("[][]" in path or path.endswith("._since"))})
+
+
+def flat(grown: Counter[str], steps: int) -> bool:
+    """Nothing is one more for each step of the second half, or for every other."""
+    return max(grown.values(), default=0) < steps // 4
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is remembered within a bound reaches it in the first half."""
+    monkeypatch.setattr("dask_otel.computations.MAX_HISTORY", 3)
+    monkeypatch.setattr("dask_otel.worker_sums.MAX_PLACES", 3)
+    monkeypatch.setattr("dask_otel.export.remembered.MAX_VALUES", 3)
+    monkeypatch.setattr("dask_otel.export.encode._MAX_HEADS", 3)
+    monkeypatch.setattr("dask_otel.export.forms._MAX_FORMS", 3)
+    monkeypatch.setattr("dask_otel.export.forms._MAX_ORIGINS", 3)
+
+
+def test_computations_one_after_the_other_leave_memory_flat(
+    sending: pytest.MonkeyPatch, narrow: None
+) -> None:
+    """Each with two groups of names of their own and a task that fails, each under a span of its own."""
+
+    async def run() -> Counter[str]:
+        async with scheduling("inproc") as (scheduler, client), Worker(scheduler.address, nthreads=1):
+
+            async def compute(n: int) -> None:
+                with trace.use_span(trace.NonRecordingSpan(trace.SpanContext(n + 1, n + 1, False, SAMPLED))):
+                    first = client.map(one, range(2), key=[(f"one-{n:08x}", i) for i in range(2)])
+                    second = client.map(one, first, key=[(f"two-{n:08x}", i) for i in range(2)])
+                    failed = client.submit(fail, key=f"fail-{n:08x}")
+                assert await client.gather(second) == [0, 1]
+                await until(lambda: failed.status == "error")
+
+            return await _grown(scheduler, client, compute, STEPS)
+
+    grown = asyncio.run(run())
+    assert flat(grown, STEPS), grown.most_common(20)
+
+
+def test_single_submits_leave_memory_flat(sending: pytest.MonkeyPatch, narrow: None) -> None:
+    async def run() -> Counter[str]:
+        async with scheduling("inproc") as (scheduler, client), Worker(scheduler.address, nthreads=1):
+
+            async def submit(n: int) -> None:
+                futures = [client.submit(one, 10 * n + i) for i in range(10)]
+                assert await client.gather(futures) == [10 * n + i for i in range(10)]
+
+            return await _grown(scheduler, client, submit, STEPS)
+
+    grown = asyncio.run(run())
+    assert flat(grown, STEPS), grown.most_common(20)
+
+
+def test_workers_that_come_and_go_leave_memory_flat(sending: pytest.MonkeyPatch, narrow: None) -> None:
+    async def run() -> Counter[str]:
+        async with scheduling("inproc") as (scheduler, client):
+
+            async def work(n: int) -> None:
+                async with Worker(scheduler.address, nthreads=1, dashboard=False):
+                    assert await client.submit(one, n) == n
+                await until(lambda: not scheduler.workers)
+
+            return await _grown(scheduler, client, work, WORKERS)
+
+    grown = asyncio.run(run())
+    assert flat(grown, WORKERS), grown.most_common(20)
