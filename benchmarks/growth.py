@@ -11,7 +11,7 @@ Each server tells of each garbage collection of its process. A hundred workers h
 collection is told a hundred times: ``--no-gc`` shows what is left without.
 
 ``--instructions`` counts instructions by valgrind instead, which other programs do not disturb; what is done by the clock is done as seldom
-then as it is slow, lag and samples not at all, and a row takes minutes.
+then as it is slow, lag, samples and garbage collections not at all, and a row takes minutes.
 
 ``--functions`` shows which of our functions on the event loop grows: how often each is called for a task, and its own time (µs, slowed
 down by the profiler).
@@ -210,7 +210,7 @@ def count(case: Case, folder: Path) -> tuple[float, float]:
     command = [
         *("valgrind", "--tool=callgrind", "--instr-atstart=no", "--separate-threads=yes"),
         f"--callgrind-out-file={folder}/{'-'.join(map(str, case))}",
-        *(sys.executable, __file__, "--counted", ",".join(map(str, case))),
+        *(sys.executable, __file__, "--no-gc", "--counted", ",".join(map(str, case))),
     ]
     subprocess.run(
         command,
