@@ -11,9 +11,9 @@ Each server tells of each garbage collection of its process. A hundred workers h
 collection is told a hundred times: ``--no-gc`` shows what is left without.
 
 ``--instructions`` counts instructions by valgrind instead, which other programs do not disturb; what is done by the clock is done as seldom
-then as it is slow, lag and samples not at all, and a row takes minutes.
+then as it is slow, lag, samples and garbage collections not at all, and a row takes minutes.
 
-``--functions`` shows which of our functions on the event loop grows: how often each is called for a task, and its own time (µs, slowed
+``--functions`` shows which of our functions on the event loop grows: how often each is called for a task, and its own CPU time (µs, slowed
 down by the profiler).
 
     python benchmarks/growth.py --rounds 5
@@ -210,7 +210,7 @@ def count(case: Case, folder: Path) -> tuple[float, float]:
     command = [
         *("valgrind", "--tool=callgrind", "--instr-atstart=no", "--separate-threads=yes"),
         f"--callgrind-out-file={folder}/{'-'.join(map(str, case))}",
-        *(sys.executable, __file__, "--counted", ",".join(map(str, case))),
+        *(sys.executable, __file__, "--no-gc", "--counted", ",".join(map(str, case))),
     ]
     subprocess.run(
         command,
@@ -282,7 +282,7 @@ def functions(case: Case) -> dict[str, tuple[float, float]]:
     try:
         cluster.turn(True)
         cluster.run(WARM, case.prefixes)
-        profile = cProfile.Profile()
+        profile = cProfile.Profile(time.thread_time)
         cluster.on_loop(profile.enable)
         cluster.run(case.tasks, case.prefixes)
         cluster.on_loop(profile.disable)
