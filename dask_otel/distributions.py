@@ -13,6 +13,7 @@ Rules
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from math import frexp, inf
 from typing import ClassVar
 
@@ -161,21 +162,32 @@ class Distributions:
         self.beginnings += 1
 
     def record(self, of: tuple[str, ...], value: float, exemplar: Exemplar | None = None) -> None:
-        """Count a value.
+        """Count a value."""
+        self.record_all(of, (value,))
+        if exemplar is not None:
+            self.attach(of, exemplar)
 
-        Of the exemplars each bucket keeps the last, an exponential histogram the last of each power of two and 20 at
+    def record_all(self, of: tuple[str, ...], values: Iterable[float]) -> None:
+        """Count values of one series; what is no finite number is left out."""
+        found = self._series.get(of)
+        for value in values:
+            if not -inf < value < inf:
+                continue
+            if found is None:
+                found = self._series[of] = self._make(self.instrument.boundaries)
+            found.add(value)
+            if self.recent and len(found.values) < self.recent:
+                found.values.append(value)
+
+    def attach(self, of: tuple[str, ...], exemplar: Exemplar) -> None:
+        """Point at where a value that was counted came from.
+
+        Each bucket keeps the last, an exponential histogram the last of each power of two and 20 at
         most; none are kept where ``OTEL_METRICS_EXEMPLAR_FILTER`` is ``always_off``.
         """
-        if not -inf < value < inf:
-            return
         found = self._series.get(of)
-        if found is None:
-            found = self._series[of] = self._make(self.instrument.boundaries)
-        found.add(value)
-        if exemplar is not None and self._exemplars:
-            found.exemplars[found.slot(value)] = exemplar
-        if self.recent and len(found.values) < self.recent:
-            found.values.append(value)
+        if found is not None and self._exemplars and -inf < exemplar.value < inf:
+            found.exemplars[found.slot(exemplar.value)] = exemplar
 
     def snapshots(self) -> dict[tuple[str, ...], Histogram]:
         """What there is now; each exemplar and each kept value is given out once."""

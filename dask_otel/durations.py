@@ -18,6 +18,8 @@ from dask_otel.instruments import TASK_DURATION, TRANSFER_BANDWIDTH, TRANSFER_BY
 
 #: Attempts that are noted and not yet counted.
 MAX_NOTED = 1_000
+#: Of what is counted at once the last that are pointed at, and the longest of each kind; of a bucket's the last is kept.
+POINTED_AT = 50
 #: Series of a prefix; in what comes after them error types are `_OTHER`, and the user's spans are left out.
 MAX_KINDS = 25
 
@@ -73,10 +75,22 @@ class TaskDurations:
     def count(self) -> None:
         """Count what was noted: in the thread that notes."""
         noted, self._noted = self._noted, []
-        record = self._found.record
+        values: defaultdict[tuple[str, str, str, str], list[float]] = defaultdict(list)
+        longest: dict[tuple[str, str, str, str], tuple[float, Kept]] = {}
         for prefix, outcome, seconds, error_type, kept, span_name in noted:
-            of = self._within(prefix, outcome, error_type, span_name)
-            record(of, seconds, kept.exemplar(seconds) if kept is not None else None)
+            kind = prefix, outcome, error_type, span_name
+            values[kind].append(seconds)
+            if kept is not None and (kind not in longest or seconds > longest[kind][0]):
+                longest[kind] = seconds, kept
+        within = {kind: self._within(*kind) for kind in values}
+        for kind, of in within.items():
+            self._found.record_all(of, values[kind])
+        for kind, (seconds, span) in longest.items():
+            self._found.attach(within[kind], span.exemplar(seconds))
+        for prefix, outcome, seconds, error_type, kept, span_name in noted[-POINTED_AT:]:
+            if kept is not None:
+                of = within[prefix, outcome, error_type, span_name]
+                self._found.attach(of, kept.exemplar(seconds))
 
     def _within(self, prefix: str, outcome: str, error_type: str, span_name: str) -> tuple[str, ...]:
         """The series, while there are few of its prefix."""

@@ -9,7 +9,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 from dask_otel import current, names
@@ -148,10 +148,22 @@ class Places:
         try:
             waiting, self.waiting = self.waiting, []
             used, self._used = self._used, {}
-            groups = [[place.parent.address, place.take()] for place in waiting]
-            groups += [[address, used_wire(spans)] for address, spans in used.items()]
-            if groups:
-                prefixes = [place.origin.prefix for place in waiting]
-                self._tell({"groups": groups, "prefixes": prefixes + [""] * len(used)})
+            told = [(place.parent.address, sums, place.origin.prefix) for place, sums in self._taken(waiting)]
+            told += [(address, used_wire(spans), "") for address, spans in used.items()]
+            if told:
+                self._tell(
+                    {
+                        "groups": [[address, sums] for address, sums, _ in told],
+                        "prefixes": [prefix for _, _, prefix in told],
+                    }
+                )
         except Exception:
             self._guard.fault("flush_sums")
+
+    def _taken(self, places: list[Place]) -> Iterator[tuple[Place, list[object]]]:
+        """The sums of each; what is wrong with one group's does not cost the others theirs."""
+        for place in places:
+            try:
+                yield place, place.take()
+            except Exception:
+                self._guard.fault("flush_sums")
