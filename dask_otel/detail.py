@@ -110,11 +110,19 @@ class Details:
             computation.told_spans += spans
             self._spans_of_a_task += min(1.0, told / 100) * (spans / told - self._spans_of_a_task)
             if computation.told_tasks >= KNOWN:
-                of_a_task = computation.told_spans / computation.told_tasks
-                computation.scale = min(1.0, group.plan.spans_of_a_task / of_a_task)
+                computation.scale = self._scale(computation)
         if group.keep is not None and group.sums.attempts >= group.next_look:
             group.next_look = 2 * group.sums.attempts
             group.keeps(group.keep._replace(slower=self._slow(group)))
+
+    def _scale(self, computation: Computation) -> float:
+        """By how much fewer of the tasks to come are told: they must find room with as many spans as they turn out to have."""
+        if not computation.planned_of:
+            return 1.0
+        to_come = computation.pending * computation.planned_tasks / computation.planned_of
+        needed = to_come * computation.told_spans / computation.told_tasks
+        room = computation.planned + computation.ledger.left
+        return min(1.0, room / needed) if needed else 1.0
 
     def _slow(self, group: Group) -> float:
         """Seconds that few of a group's attempts are going to exceed, by those that have ended."""

@@ -65,6 +65,9 @@ class Computation:
         #: The least detail of a graph of it, and how many spans are set aside for it.
         self.shown = parent.detail
         self.planned = 0.0
+        #: How many tasks they are for, and of how many.
+        self.planned_tasks = 0.0
+        self.planned_of = 0
         #: Its graphs; tasks that were told with their activities, and the spans that they came to.
         self.submitted = self.told_tasks = self.told_spans = 0
         #: What the shares of its tasks are multiplied with, now that it is known what a task comes to.
@@ -130,6 +133,8 @@ class Computation:
         """A graph of it is told so."""
         self.shown = min(self.shown, plan.level)
         self.planned += plan.spans
+        self.planned_tasks += plan.spans / plan.spans_of_a_task
+        self.planned_of += plan.tasks
         self.ledger.planned += plan.spans
 
     def use(self, spans: int, size: int) -> None:

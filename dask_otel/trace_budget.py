@@ -92,9 +92,9 @@ class Ledgers:
     (True, 1)
     """
 
-    def __init__(self, budget: TraceBudget, limit: int = MAX_TRACES) -> None:
+    def __init__(self, budget: TraceBudget, limit: int | None = None) -> None:
         self.budget = budget
-        self._limit = limit
+        self._limit = limit or MAX_TRACES
         self._ledgers: OrderedDict[bytes, Ledger] = OrderedDict()
 
     def __len__(self) -> int:
@@ -123,6 +123,8 @@ class Plan(NamedTuple):
         The fraction of them by group; of groups that are not there all are told.
     spans, spans_of_a_task
         How many spans of tasks are set aside, and how many are thought to be one's.
+    tasks
+        How many there are.
     slow, failed, retried, lost
         Tasks of these kinds that may be told beside the shares.
     keep
@@ -139,6 +141,7 @@ class Plan(NamedTuple):
     failed: int = 0
     retried: int = 0
     lost: int = 0
+    tasks: int = 0
     keep: Keep | None = None
     forced: bool = False
 
@@ -167,7 +170,7 @@ def plan(ledger: Ledger, sizes: Mapping[str, int], spans_of_a_task: float) -> Pl
     left, tasks = ledger.left, sum(sizes.values())
     whole = left / spans_of_a_task
     slow, failed, retried, lost = (int(whole * part) for part in (SLOW, FAILED, RETRIED, LOST))
-    made = Plan(ACTIVITY, {}, 0, spans_of_a_task, slow, failed, retried, lost)
+    made = Plan(ACTIVITY, {}, 0, spans_of_a_task, slow, failed, retried, lost, tasks)
     if tasks * spans_of_a_task <= left:
         return made._replace(spans=tasks * spans_of_a_task)
     if tasks * SPANS_OF_A_BARE_TASK <= left:

@@ -309,6 +309,7 @@ def flat(grown: Counter[str], steps: int) -> bool:
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is remembered within a bound reaches it in the first half."""
     monkeypatch.setattr("dask_otel.computations.MAX_HISTORY", 3)
+    monkeypatch.setattr("dask_otel.trace_budget.MAX_TRACES", 3)
     monkeypatch.setattr("dask_otel.worker_sums.MAX_PLACES", 3)
     monkeypatch.setattr("dask_otel.export.remembered.MAX_VALUES", 3)
     monkeypatch.setattr("dask_otel.export.encode._MAX_HEADS", 3)
