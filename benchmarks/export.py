@@ -4,7 +4,7 @@ A scheduler and a worker, in this process, have run tasks of so many prefixes; t
 them, again before each export: seconds, bytes and counts. An export then runs on its server's event loop as it does once an interval,
 and a receiver in this process takes what is sent. On the loop counts `Meter.export`, by the clock and by its CPU, which is all of it on a
 machine that has nothing else to do; in the thread the CPU time of what it does but for sending: summing up, folding, building the request, compressing it. There the interpreter's lock is let
-go of after each metric. Medians and the greatest of the rounds.
+go of after each metric. Medians and the greatest of the rounds. Bytes are those of a request, compressed.
 
 Histograms are measured beside it: how long it takes to record a value, and to copy what a hundred series hold.
 
@@ -42,12 +42,13 @@ BAR = 0.002
 
 
 class Export(NamedTuple):
-    """Seconds on the loop, of them CPU, CPU seconds of the thread's work; points."""
+    """Seconds on the loop, of them CPU, CPU seconds of the thread's work; points, and bytes of the compressed request."""
 
     loop: float
     cpu: float
     thread: float
     points: int
+    size: int
 
 
 def prefix_name(number: int) -> str:
@@ -80,8 +81,8 @@ async def exports(telemetry: Any, rounds: int, work: Callable[[], object] = lamb
         batch = Batch(telemetry.outlet.source, 0.0, 1.0 + number, list(telemetry.metrics._measured()))
         start = time.thread_time()
         body, points = series.request(batch)
-        compress(body, "gzip")
-        found.append(Export(on_loop, cpu, time.thread_time() - start, points))
+        size = len(compress(body, "gzip"))
+        found.append(Export(on_loop, cpu, time.thread_time() - start, points, size))
         series.taken()
     return found[1:]
 
@@ -129,7 +130,7 @@ def main(rounds: int) -> int:
     with Receiver() as receiver:
         os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = receiver.endpoint
         print(
-            f"{'prefixes × activities':>24} {'points':>7} {'on the loop':>22} {'of it CPU':>22} {'CPU in the thread':>22}"
+            f"{'prefixes × activities':>24} {'points':>7} {'bytes':>7} {'on the loop':>22} {'of it CPU':>22} {'CPU in the thread':>22}"
         )
         for prefixes in (1, 10, 30, 100):
             with (
@@ -142,7 +143,8 @@ def main(rounds: int) -> int:
                 for what, found in measure(client, cluster, prefixes, rounds + 1):
                     slow += statistics.median([one.cpu for one in found]) > BAR
                     times = [told(column) for column in zip(*[one[:3] for one in found])]
-                    print(f"{what:>24} {found[-1].points:>7} {' '.join(f'{one:>22}' for one in times)}")
+                    counts = f"{found[-1].points:>7} {found[-1].size:>7}"
+                    print(f"{what:>24} {counts} {' '.join(f'{one:>22}' for one in times)}")
                 dask_otel.disable(client)
     print()
     for what, price in distributions():

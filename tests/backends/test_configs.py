@@ -7,13 +7,16 @@ import json
 import os
 import subprocess
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 
 import pytest
+import yaml
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -24,13 +27,14 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import Status, StatusCode
 
-from .collector import CONFIG, running
+from .collector import CONFIG, free_addresses, running
 from .jaeger import get, trace, wait_for_trace
 
 #: compose.yaml and what is mounted by it have tests in tests/unit/test_dashboards.py, alerts in test_dashboards.py.
 STACK = {"alerts.yaml", "compose-tempo.yaml", "compose.yaml", "grafana", "tempo.yaml"}
 OTHERS = {"README.md", "jaeger.yaml", "prometheus.yaml"} | STACK
 COLLECTOR = {
+    "collector-agent.yaml",
     "collector-debug.yaml",
     "collector-file.yaml",
     "collector-jaeger.yaml",
@@ -38,11 +42,14 @@ COLLECTOR = {
     "collector-tempo.yaml",
     "collector-vendor.yaml",
 }
+#: Names an exporter that cannot be built here: what of it another exporter has in common is run, the rest compared with
+#: its documentation.
+BALANCING = "collector-gateway-lb.yaml"
 VENDOR = {"VENDOR_ENDPOINT": "https://otlp.example.com", "VENDOR_KEY": "Bearer 123"}
 
 
 def test_every_file_is_tested_here():
-    assert {path.name for path in CONFIG.iterdir()} == COLLECTOR | OTHERS
+    assert {path.name for path in CONFIG.iterdir()} == COLLECTOR | OTHERS | {BALANCING}
 
 
 @pytest.mark.parametrize("file", sorted(COLLECTOR))
@@ -61,6 +68,41 @@ def test_without_a_vendors_endpoint_the_collector_says_what_is_missing(otelcol):
 
     assert code != 0
     assert "at least one endpoint must be specified" in said
+
+
+def test_the_collector_accepts_the_gateway_but_for_its_balancing(otelcol, tmp_path):
+    assert validate(otelcol, unbalanced(tmp_path)) == (0, "")
+
+
+def test_the_gateway_balances_by_trace_id_and_in_the_words_of_the_exporters_documentation():
+    """Of `load_balancing` at 0.161.0; a queue or retries below `protocol` would keep from others what waits there."""
+    config = gateway()
+    balancing = config["exporters"]["load_balancing"]
+    (resolver,) = balancing["resolver"].items()
+
+    assert set(balancing) <= {
+        "protocol",
+        "resolver",
+        "retry_on_failure",
+        "routing_attributes",
+        "routing_key",
+        "sending_queue",
+        "timeout",
+    }
+    assert balancing["routing_key"] == "traceID"
+    assert resolver[0] == "dns"
+    assert set(resolver[1]) <= {"hostname", "interval", "port", "timeout"}
+    assert type(resolver[1]["port"]) is str
+    assert set(balancing["protocol"]) == {"otlp"}
+    assert "endpoint" not in balancing["protocol"]["otlp"]
+    queues = [balancing, balancing["protocol"]["otlp"]]
+    assert [one["sending_queue"]["enabled"] for one in queues] == [True, False]
+    assert [one["retry_on_failure"]["enabled"] for one in queues] == [True, False]
+    pipelines = config["service"]["pipelines"]
+    assert {signal: one["exporters"] for signal, one in pipelines.items()} == {
+        "traces": ["load_balancing"],
+        "metrics": ["otlp_http/prometheus"],
+    }
 
 
 def test_prometheus_runs_on_its_file_and_the_flags_that_it_names(prometheus):
@@ -108,6 +150,50 @@ def test_tail_sampling_keeps_errors_and_slow_traces_of_others_too(otelcol, jaege
     assert trace(jaeger_api, plain) == []
 
 
+def test_an_agent_a_gateway_and_a_sampler_pass_on_what_is_to_be_kept(
+    otelcol, jaeger_grpc, jaeger_api, prometheus, tmp_path
+):
+    """The three files of a large cluster, one behind the other."""
+    sampler, behind = free_addresses(2)
+    jaeger = urllib.parse.urlsplit(jaeger_grpc).netloc
+    sampling = {"JAEGER_ENDPOINT": jaeger, "KEEP_PERCENT": "0", "SLOW_MS": "2000"}
+    last = running(
+        otelcol, "collector-tail-sampling.yaml", tmp_path / "0", COLLECTOR_OTLP_GRPC=sampler, **sampling
+    )
+    between = running(
+        otelcol,
+        unbalanced(tmp_path),
+        tmp_path / "1",
+        COLLECTOR_OTLP_GRPC=behind,
+        SAMPLERS=sampler,
+        PROMETHEUS_ENDPOINT=prometheus,
+    )
+    first = running(otelcol, "collector-agent.yaml", tmp_path / "2", GATEWAY_ENDPOINT=f"dns:///{behind}")
+    with last, between, first as agent:
+        plain = send_span(agent)
+        failed = send_span(agent, status=Status(StatusCode.ERROR))
+        instance = send_count(agent)
+
+        wait_for_trace(jaeger_api, failed, lambda spans: len(spans) == 1)
+        wait_for_series(prometheus, f'made_compute_time_seconds_total{{instance="{instance}"}}')
+
+    # Each has ended and sent what it held.
+    assert trace(jaeger_api, plain) == []
+
+
+def test_an_agent_without_a_gateway_takes_what_its_queue_holds_and_then_asks_to_be_tried_again(
+    otelcol, tmp_path
+):
+    (nobody,) = free_addresses(1)
+    settings = {"GATEWAY_ENDPOINT": nobody, "AGENT_QUEUE_BYTES": "4000000"}
+    body = request_of(1_000_000)
+    with running(otelcol, "collector-agent.yaml", tmp_path / "log", **settings) as agent:
+        # A request is with the exporter, and counts, until it is given up: never.
+        answers = [post(f"{agent}/v1/traces", body) for _ in range(6)]
+
+    assert answers == [200, 200, 200, 503, 503, 503]
+
+
 def test_a_file_holds_otlp_json_lines(otelcol, tmp_path):
     file = tmp_path / "telemetry.jsonl"
     with running(otelcol, "collector-file.yaml", tmp_path / "log", TELEMETRY_FILE=str(file)) as collector:
@@ -127,12 +213,7 @@ def test_debug_prints_every_span(otelcol, tmp_path):
 
 
 def test_metrics_pass_the_collector_into_prometheus(collector_http, prometheus):
-    reader = PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=f"{collector_http}/v1/metrics"))
-    instance = f"test-{time.time_ns()}"
-    resource = Resource({"service.name": "made", "service.instance.id": instance, "dask.role": "worker"})
-    provider = MeterProvider(metric_readers=[reader], resource=resource)
-    provider.get_meter("made-by-hand").create_counter("made.compute.time", "s").add(2.5)
-    provider.shutdown()
+    instance = send_count(collector_http)
 
     series = f'made_compute_time_seconds_total{{instance="{instance}"}}'
     (found,) = wait_for_series(prometheus, series)
@@ -142,12 +223,33 @@ def test_metrics_pass_the_collector_into_prometheus(collector_http, prometheus):
     assert labels == {"job": "made", "instance": instance, "dask_role": "worker"}
 
 
+def gateway() -> dict:
+    return yaml.safe_load((CONFIG / BALANCING).read_text())
+
+
+def unbalanced(folder: Path) -> str:
+    """The gateway's file with, for the exporter that balances, the one that it makes for each sampler; `SAMPLERS` is one's address."""
+    config = gateway()
+    exporters = config["exporters"]
+    balancing = exporters.pop("load_balancing")
+    below = balancing["protocol"]["otlp"] | {"endpoint": "${env:SAMPLERS}"}
+    above = {key: balancing[key] for key in ("sending_queue", "retry_on_failure")}
+    exporters |= {"otlp_grpc/above": below | above, "otlp_grpc/below": below}
+    pipelines = config["service"]["pipelines"]
+    pipelines["traces"]["exporters"] = ["otlp_grpc/above"]
+    # Checked, though nothing comes to it.
+    pipelines["logs"] = pipelines["traces"] | {"exporters": ["otlp_grpc/below"]}
+    file = folder / "gateway.yaml"
+    file.write_text(yaml.safe_dump(config))
+    return str(file)
+
+
 def validate(binary: str, file: str, **settings: str) -> tuple[int, str]:
     """Exit code and all that was said."""
     done = subprocess.run(
         [binary, "validate", "--config", CONFIG / file],
         check=False,
-        env=os.environ | VENDOR | settings,
+        env=os.environ | VENDOR | {"SAMPLERS": "samplers:4317"} | settings,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -167,6 +269,35 @@ def send_span(collector: str, seconds: int = 1, status: Status | None = None) ->
     span.end(end)
     provider.shutdown()
     return span.get_span_context().trace_id
+
+
+def send_count(collector: str) -> str:
+    """The instance of which the Collector has taken a counter, `made.compute.time`, of 2.5 s."""
+    reader = PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=f"{collector}/v1/metrics"))
+    instance = f"test-{time.time_ns()}"
+    resource = Resource({"service.name": "made", "service.instance.id": instance, "dask.role": "worker"})
+    provider = MeterProvider(metric_readers=[reader], resource=resource)
+    provider.get_meter("made-by-hand").create_counter("made.compute.time", "s").add(2.5)
+    provider.shutdown()
+    return instance
+
+
+def request_of(size: int) -> bytes:
+    """A request of one span whose name is so long."""
+    request = ExportTraceServiceRequest()
+    span = request.resource_spans.add().scope_spans.add().spans.add()
+    span.trace_id, span.span_id, span.name = b"t" * 16, b"s" * 8, "x" * size
+    return request.SerializeToString()
+
+
+def post(url: str, body: bytes) -> int:
+    """The answer's status."""
+    request = urllib.request.Request(url, body, {"Content-Type": "application/x-protobuf"})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 @contextmanager
