@@ -123,12 +123,12 @@ class Attempt(NamedTuple):
         """Spans it stands for, about."""
         if self.origin.parent.detail < ACTIVITY:
             return 1
-        return 1 + self.posted.units.count("seconds")
+        units = self.posts.units if self.posts is not None else self.amounts.units[:-1]
+        return 1 + units.count("seconds")
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of OTLP that its spans come to, about."""
-        size = _TASK_BYTES + _AMOUNT_BYTES * len(self.amounts.labels) + _ACTIVITY_BYTES * (self.weight - 1)
+    def bytes(self, spans: int) -> int:
+        """Bytes of OTLP that so many spans of it come to, about."""
+        size = _TASK_BYTES + _AMOUNT_BYTES * len(self.amounts.labels) + _ACTIVITY_BYTES * (spans - 1)
         if self.failure is not None:
             size += len(self.failure.message) * 2 + len(self.failure.stacktrace)
         return size if self.written is None else size + _size_of(self.written)

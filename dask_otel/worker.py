@@ -246,8 +246,9 @@ class WorkerTelemetry:
             sums.going -= 1
         if amounts is not None and (traced.span is not None or self._keeps(run, ended, traced)):
             attempt = self._attempt(run, ended, traced, amounts, failure)
-            sums.spans += attempt.weight
-            sums.bytes += attempt.bytes
+            spans = attempt.weight
+            sums.spans += spans
+            sums.bytes += attempt.bytes(spans)
             if self.outlet.emit(attempt):
                 sums.emitted += 1
                 kept = Kept(place.parent.trace_id, traced.span_id, ended.end)
