@@ -218,3 +218,17 @@ def test_a_trace_of_many_computations_has_one_budget(cluster: Traced) -> None:
     totals = {name: sum(c[f"dask.trace.spans.{name}"] for c in computations) for name in FATES}
     sent = sum(attributes(r).get(names.OPERATION) == "task" for r in spans)
     assert totals == {"emitted": sent, "rolled_up": 10_000 - sent, "dropped": 0}
+
+
+def test_a_detail_that_there_is_not_is_said_and_left_out(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    with traced_cluster(receiver, n_workers=1, processes=False, silence_logs=False) as traced:
+        with dask.annotate(otel_detail="tasks"):
+            traced.client.compute([dask.delayed(count, pure=False)([i]) for i in range(3)], sync=True)
+        (computation,) = (r for r in traced.spans() if r.span.name == names.COMPUTATION)
+    assert attributes(computation)[names.TRACE_DETAIL] == "activity"
+    said = {record.getMessage() for record in caplog.records if "otel_detail" in record.getMessage()}
+    assert said == {
+        "The annotation otel_detail is 'tasks', which is not auto, activity, task or group; it is left out."
+    }
