@@ -322,12 +322,18 @@ async def workload(cluster: Timed) -> None:
     assert isinstance(await failed.exception(), ZeroDivisionError)
     bound = next(iter(cluster.scheduler.workers))
     await client.gather(client.map(lambda x: -x, range(20), workers=[bound], key="bound"))
+    # On a busy machine these end before the loop waits: more than fits there, until it has.
+    gates = ("b", "c", "d")
+    kept = [cluster.submit(gate, workers=[bound]) for gate in gates]
+    await until(lambda: cluster.seam.idle_time()["imbalance"])
+    await cluster.open(*gates)
+    await asyncio.gather(*kept)
     lost = next(address for address in cluster.scheduler.workers if address != bound)
     await cluster.scheduler.remove_worker(lost, stimulus_id="lost")
     await cluster.open("held")
     await held
     unrunnable.release()
-    del first, second, total, failed, held
+    del first, second, total, failed, held, kept
     await until(lambda: not cluster.scheduler.tasks)
     await client.submit(int)
 
