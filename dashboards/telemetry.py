@@ -61,5 +61,15 @@ def row() -> Row:
                 Query(CLUSTER.rate(i.OVERHEAD_SECONDS, [names.ROLE]), legend(names.ROLE)),
                 width=6,
             ),
+            panel(
+                "Faults of dask-otel",
+                "Of its own code, caught, by the hook that they came from; the servers' logs say each in full. One that fails ten times within an hour is switched off.",
+                NUMBER,
+                Query(
+                    CLUSTER.over("$__range").increase(i.FAULTS, [names.ROLE, i.HOOK]),
+                    legend(names.ROLE, i.HOOK),
+                ),
+                width=24,
+            ),
         ),
     )

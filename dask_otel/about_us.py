@@ -21,6 +21,7 @@ from dask_otel import instruments, names
 from dask_otel.export.fates import UNANSWERED
 from dask_otel.export.metrics import MetricExporter
 from dask_otel.export.pipeline import Pipeline
+from dask_otel.guard import PROCESS
 from dask_otel.instruments import COUNTER
 from dask_otel.series import Measured, measured
 
@@ -110,6 +111,9 @@ def totals(components: Iterable[Pipeline | MetricExporter]) -> list[Measured]:
             found[instruments.QUEUE_CAPACITY][of] = component.capacity
             found[instruments.SPANS_EXPORTED] |= _by_error(of, component.settled)
             unknown += component.settled.get(UNANSWERED, 0)
+    faults = sum([component.faults for component in components], PROCESS.faults)
+    if faults:
+        found[instruments.FAULTS] = {(hook,): n for hook, n in faults.items()}
     found[instruments.OVERHEAD_SECONDS][()] = sum([component.cpu for component in components])
     if unknown:
         found[instruments.SPANS_BY_FATE][instruments.FATE_UNKNOWN,] = unknown

@@ -46,11 +46,19 @@ class ClientTelemetry:
         self.asked_by: set[str] = set()
         self.ask_scheduler = True
         self._client = weakref.ref(client)
+        calls = names.COMPUTE, names.PERSIST, names.MAP, names.GATHER, "_graph_to_futures"
+        missing = "its calls have no spans, and what it submits is not below the program's"
+        self.guard.part(missing, self._forget, *calls)
         cluster_id = seam.cluster_id(client)
         self.outlet = Outlet(settings, "client", client.id, lambda: {names.CLUSTER_ID: cluster_id})
         carried = propagation.from_environment(os.environ, settings.propagators)
         self._environment = propagation.to_context(carried) if carried is not None else None
         self._first = True
+
+    def _forget(self) -> None:
+        client = self._client()
+        if client is not None:
+            seam.forget(client)
 
     def call(self, name: str, operation: str, kind: int) -> AbstractContextManager[object]:
         """A span of the real tracer: a client's are few."""
@@ -91,6 +99,9 @@ class ClientTelemetry:
         try:
             yield
         except Exception as error:  # See rule 1.
+            if process.application_provider() is None:
+                self.guard.fault(f"{what} of a span")
+                return
             process.say_once(
                 "The tracer provider of this process raised %s at the %s of a span; the computation goes on.",
                 type(error).__name__,

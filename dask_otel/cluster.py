@@ -19,6 +19,7 @@ from distributed import Client, Scheduler, Worker
 
 from dask_otel import process
 from dask_otel.client import ClientTelemetry
+from dask_otel.guard import PROCESS
 from dask_otel.holders import BY_CLIENT
 from dask_otel.scheduler import SchedulerOtel, schedulers
 from dask_otel.seam import client as client_seam
@@ -64,17 +65,22 @@ def _in_sync(client: Any, function: Callable[..., Awaitable[object]], *args: obj
 
 
 async def _enable(client: Any) -> None:
-    instrument_client(client)
-    telemetry = client_seam.listening(client)
-    assert isinstance(telemetry, ClientTelemetry)
-    missing = []
+    missing, telemetry = [], None
     try:
-        await remote.add_to_scheduler(client, SchedulerOtel(telemetry.settings, by_client=True), BY_CLIENT)
+        instrument_client(client)
+        telemetry = client_seam.listening(client)
     except Exception as fault:
-        telemetry.ask_scheduler = False  # It is told here.
+        missing.append(f"this client ({_shown(fault)})")
+        PROCESS.fault("enable")
+    settings = telemetry.settings if isinstance(telemetry, ClientTelemetry) else None
+    try:
+        await remote.add_to_scheduler(client, SchedulerOtel(settings, by_client=True), BY_CLIENT)
+    except Exception as fault:
+        if isinstance(telemetry, ClientTelemetry):
+            telemetry.ask_scheduler = False  # It is told here.
         missing.append(f"the scheduler ({_shown(fault)})")
     try:
-        await _enable_workers(client, WorkerOtel(telemetry.settings, BY_CLIENT))
+        await _enable_workers(client, WorkerOtel(settings, BY_CLIENT))
         if silent := [] if missing else await remote.on_scheduler(client, _silent):
             addresses = ", ".join(silent[:3]) + (", …" if len(silent) > 3 else "")
             missing.append(f"{len(silent)} worker{'s'[: len(silent) > 1]} ({addresses})")
@@ -125,7 +131,7 @@ def disable(client: Client) -> Any:
 
 
 async def _disable(client: Any) -> None:
-    forget_client(client, BY_CLIENT)
+    PROCESS.each("disable", lambda: forget_client(client, BY_CLIENT))
     for undo in (_disable_workers, _disable_scheduler_of):
         try:
             await undo(client)

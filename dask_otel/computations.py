@@ -541,3 +541,11 @@ class Computations:
         self._joinable.clear()
         self._current = None
         self._endings.stop(now, state)
+
+    def forget(self) -> None:
+        """Hold nothing of what is open, and tell nothing of it."""
+        for held in (self._active, self._limbo, self._blocked, self._joinable, self._graphs, self._reruns):
+            held.clear()
+        self._chains.clear()
+        self._current = None
+        self._endings.forget()

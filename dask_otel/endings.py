@@ -164,3 +164,8 @@ class Endings:
             if computation.graphs == 0 or state == names.CLOSED:
                 self._tell_computation(computation, state)
         self._touched.clear()
+
+    def forget(self) -> None:
+        """Hold nothing of what is open, and tell nothing of it."""
+        for held in (self.unsettled, self._groups, self._idle, self._touched):
+            held.clear()

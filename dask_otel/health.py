@@ -35,11 +35,13 @@ class Health:
 
     def uninstall(self) -> None:
         """Measure no more."""
-        self._timer.stop()
-        if self._log is not None:
+        try:
             self._fold()
-            self._log.close()
-            self._log = None
+        finally:
+            log, self._log = self._log, None
+            if log is not None:
+                log.close()
+            self._timer.stop()
 
     def measured(self) -> Iterator[Measured]:
         """What there is up to now."""

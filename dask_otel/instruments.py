@@ -72,6 +72,7 @@ NUMBERS = frozenset({GC_GENERATION})
 SEMAPHORE_NAME = "dask.semaphore.name"
 COST_MULTIPLIER = "dask.stealing.cost_multiplier"
 FATE = "dask.otel.fate"
+HOOK = "dask.otel.hook"
 COMPONENT_TYPE = "otel.component.type"
 COMPONENT_NAME = "otel.component.name"
 #: The one attribute of what exceeds a server's budget of series.
@@ -610,6 +611,14 @@ SPANS_BY_FATE = _instrument(
     _BOTH,
     (FATE,),
     "Spans that were not sent on purpose, or of which nobody knows: `rolled_up` and `sampled_out` count attempts; `unknown` were sent and had no answer.",
+)
+FAULTS = _instrument(
+    "dask.otel.faults",
+    COUNTER,
+    "{fault}",
+    _BOTH,
+    (HOOK,),
+    "Faults of dask-otel's own code that were caught, by the hook that they came from. One that fails ten times within an hour is switched off, which the log says.",
 )
 PREFIXES_FOLDED = _instrument(
     "dask.otel.prefixes.folded",

@@ -28,12 +28,14 @@ from dask_otel.distributions import Histograms
 from dask_otel.export.metric_bodies import Batch, Later, Once, made
 from dask_otel.feed import Feed, SeriesKey, totals
 from dask_otel.guard import Guard
+from dask_otel.instruments import FAULTS
 from dask_otel.outlet import SCOPE, Outlet
 from dask_otel.process import application_meter_provider, components, metric_exporters_for
 from dask_otel.records import Attributes
-from dask_otel.series import Measured
+from dask_otel.series import Measured, measured
 from dask_otel.settings import Metrics
 
+_HOOK, _ABOUT_US = "metrics", "metrics about dask-otel"
 #: Seconds between looks for a provider that was set.
 LOOK = 1.0
 #: The form of histograms that are replayed.
@@ -67,8 +69,15 @@ class Several:
             raise
 
     def uninstall(self) -> None:
+        """All of them, whichever fails."""
+        raised: Exception | None = None
         for one in reversed(self._counting):
-            one.uninstall()
+            try:
+                one.uninstall()
+            except Exception as fault:
+                raised = fault
+        if raised is not None:
+            raise raised
 
 
 class Meter:
@@ -119,13 +128,18 @@ class Meter:
         settings = self._outlet.settings
         if self._look is not None or self.on or settings.disabled or not settings.metrics.enabled:
             return
+        self._guard.part("it exports no metrics", lambda: self._loop.call_soon_threadsafe(self.stop), _HOOK)
         try:
             self._watch()
             if application_meter_provider() is None and metric_exporters_for(settings):
                 self._begin(settings.metrics)
-                self._schedule()
+                try:
+                    self._schedule()
+                except BaseException:
+                    self._end()
+                    raise
         except Exception:
-            self._guard.fault("metrics")
+            self._guard.fault(_HOOK)
 
     def export(self, last: bool = False) -> None:
         """Hand in what there is now; an application's provider asks by itself."""
@@ -133,48 +147,65 @@ class Meter:
             try:
                 self._submit(last)
             except Exception:
-                self._guard.fault("metrics")
+                self._guard.fault(_HOOK)
 
     def _about_us(self) -> list[Measured]:
-        try:
-            return list(about_us.told(self, components()))
-        except Exception:
-            self._guard.fault("metrics about dask-otel")
-            return []
+        told: list[Measured] = []
+        if _ABOUT_US not in self._guard.off:
+            try:
+                told = list(about_us.told(self, components()))
+            except Exception:
+                self._guard.fault(_ABOUT_US)
+        faults = self._guard.faults.copy()
+        if faults:
+            told.append(measured(FAULTS, {(hook,): n for hook, n in faults.items()}))
+        return told
 
     def stop(self) -> None:
         """Hand in the last values; no more after them."""
         if self._look is not None:
             self._look.cancel()
             self._look = None
-        self.export(last=True)
+        self._guard.each(_HOOK, lambda: self.export(last=True))
         if self._next is not None:
             self._next.cancel()
         if self._feed is not None:
             into, feed = self._feed
-            into.leave(feed)
+            self._guard.each(_HOOK, lambda: into.leave(feed))
         if self.on or self._before is not None:
             self._next = self._feed = self._before = None
             self._end()
 
     def _end(self) -> None:
-        about_us.leave(self)
-        self._counting.uninstall()
+        self._guard.each(_HOOK, lambda: about_us.leave(self), self._counting.uninstall)
 
     def _begin(self, form: Metrics) -> None:
         self.histograms.begin(form)
         # Before: no total is more than the time since then allows, however long the rest takes.
         self._began = time.time()
-        self._counting.install()
+        try:
+            self._counting.install()
+        except BaseException:
+            self._guard.each(_HOOK, self._counting.uninstall)
+            raise
 
     def _found(self) -> list[Measured | Later]:
-        found = [one if isinstance(one, Measured) else partial(self._make, one) for one in self._collect()]
+        found: list[Measured | Later] = []
+        try:
+            for one in self._collect():
+                found.append(one if isinstance(one, Measured) else partial(self._make, one))
+        except Exception:  # What was given before is as good as ever.
+            self._guard.fault(_HOOK)
         return [*found, *self._about_us()]
 
     def _make(self, later: Later) -> list[Measured]:
         # In an exporter's thread, a reader's, or at the end on the event loop: one after the other.
         with self._making:
-            return list(later())
+            try:
+                return list(later())
+            except Exception:
+                self._guard.fault(_HOOK)
+                return []
 
     # -- our own way ----------------------------------------------------------------------------------------------
     def _submit(self, last: bool) -> None:
@@ -203,12 +234,17 @@ class Meter:
         self._next = self._loop.call_later(self._outlet.settings.metrics.interval, self._tick)
 
     def _tick(self) -> None:
-        if all(exporter.refused for exporter in metric_exporters_for(self._outlet.settings)):
-            self._next = None
-            self._end()
-            return
-        self.export()
-        self._schedule()
+        try:
+            if all(exporter.refused for exporter in metric_exporters_for(self._outlet.settings)):
+                self._next = None
+                self._end()
+                return
+            self.export()
+        except Exception:
+            self._guard.fault(_HOOK)
+        finally:
+            if self._next is not None:
+                self._schedule()
 
     # -- the application's ----------------------------------------------------------------------------------------
     def _watch(self) -> None:
@@ -221,7 +257,7 @@ class Meter:
             if provider is not None and provided.is_read(provider):
                 self._provide(provider)
         except Exception:
-            self._guard.fault("metrics")
+            self._guard.fault(_HOOK)
         if self._feed is None:
             self._look = self._loop.call_later(LOOK, self._watch)
 
@@ -250,7 +286,7 @@ class Meter:
         try:
             return self._found()
         except Exception:
-            self._guard.fault("metrics")
+            self._guard.fault(_HOOK)
             return ()
 
     def _who(self, last: bool) -> Attributes | None:

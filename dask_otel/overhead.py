@@ -74,20 +74,29 @@ class Overhead:
                 self._timed.append((on, hook))
             self._next = self._loop.call_later(WINDOW, self._close)
         except Exception:
-            self.uninstall()
-            self._guard.fault("overhead")
+            self._failed()
 
     def _close(self) -> None:
-        self._restore()
-        now = self._clock()
-        if now > self._opened:
-            self.seconds += self._seen * (now - self._closed) / (now - self._opened)
-        self._closed = now
-        self._look_later()
+        try:
+            self._restore()
+            now = self._clock()
+            if now > self._opened:
+                self.seconds += self._seen * (now - self._closed) / (now - self._opened)
+            self._closed = now
+            self._look_later()
+        except Exception:
+            self._failed()
+
+    def _failed(self) -> None:
+        self._guard.each("overhead", self._restore)
+        self._guard.fault("overhead")
+        if "overhead" not in self._guard.off:
+            self._look_later()
 
     def _restore(self) -> None:
         while self._timed:
-            delattr(*self._timed.pop())
+            on, hook = self._timed.pop()
+            vars(on).pop(hook, None)
 
     def _time(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         clock = self._clock

@@ -21,13 +21,13 @@ from dask_otel import names, process, submission
 from dask_otel.carried import Decision
 from dask_otel.computations import Activated, Computations
 from dask_otel.detail import Details
-from dask_otel.guard import Guard
+from dask_otel.guard import PROCESS, Guard
 from dask_otel.holders import BY_CLIENT, BY_PRELOAD, Holders
 from dask_otel.outlet import Outlet
 from dask_otel.parents import ACTIVITY, DETAILS, OFF
 from dask_otel.rollup import Graph
 from dask_otel.scheduler_metrics import SchedulerMetrics
-from dask_otel.seam.scheduler import ACTIVE, Arrived, SchedulerSeam, Submission
+from dask_otel.seam.scheduler import ACTIVE, Arrived, Deaf, SchedulerSeam, Submission
 from dask_otel.settings import Settings
 from dask_otel.variables import quoted
 from dask_otel.version import __version__
@@ -35,6 +35,8 @@ from dask_otel.version import __version__
 if TYPE_CHECKING:
     from distributed import Scheduler
 
+#: What a computation's spans are made of: without one of them some would stay open for ever, or tell what is not so.
+_HOOKS = "update_graph", "transition", "log_event", "_task_to_msg", "task-erred", "check", "workers"
 #: Seconds that a worker has to say that it runs dask-otel, from the end of the first task that says it does not.
 GRACE = 1.0
 
@@ -45,8 +47,9 @@ class SchedulerTelemetry:
     def __init__(self, scheduler: Scheduler, settings: Settings) -> None:
         self.settings = settings
         self.guard = Guard("the scheduler")
+        self._loop = asyncio.get_running_loop()
         self.outlet = Outlet(settings, "scheduler", scheduler.id, lambda: {names.CLUSTER_ID: scheduler.id})
-        self.seam = SchedulerSeam(scheduler, self, self.guard)
+        self.seam: SchedulerSeam = SchedulerSeam(scheduler, self, self.guard)
         self.model = Computations(
             emit=self.outlet.emit,
             new_trace_id=process.new_trace_id,
@@ -65,11 +68,17 @@ class SchedulerTelemetry:
             totals=self.model.totals,
             unsent=lambda: (self.model.rolled_up, self.model.sampled_out),
         )
+        self.guard.part(
+            "computations that it runs have no spans, nor have their tasks, and their attempts are not counted",
+            lambda: self._loop.call_soon_threadsafe(self._stop_tracing),
+            *_HOOKS,
+            after=self._tidy_soon,
+        )
         self.metrics.overhead.watch(self.seam, "transition", "event")
         self.metrics.overhead.watch(self, "dispatched")
-        self._loop = asyncio.get_running_loop()
         self._checking = False
         self._next_check: asyncio.TimerHandle | None = None
+        self._tidying: asyncio.TimerHandle | None = None
         self._first = True
         self._instrumented: dict[str, str] = {}
         self.model.tellers = self._instrumented
@@ -219,7 +228,7 @@ class SchedulerTelemetry:
 
     def _say_silent(self) -> None:
         """Say once that tasks run where dask-otel does not."""
-        silent = sorted(self.silent)
+        silent = [] if isinstance(self.seam, Deaf) else sorted(self.silent)
         self._said_silent = bool(silent)
         if silent:
             process.say_once(
@@ -283,6 +292,38 @@ class SchedulerTelemetry:
             self._next_check = None
         self.model.stop(time.time(), state)
 
+    def _tidy_soon(self) -> None:
+        if self._tidying is None:
+            self._tidying = self._loop.call_later(GRACE, self._tidy)
+
+    def _tidy(self) -> None:
+        """After a fault: what it may have left open is told once there is nothing to be run, and let go of."""
+        self._tidying = None
+        if isinstance(self.seam, Deaf):
+            return
+        if self.seam.busy():
+            self._tidy_soon()
+            return
+        self.guard.each("tidy", lambda: self.stop(names.CLOSED))
+        self.model.forget()
+
+    def _stop_tracing(self) -> None:
+        """Make no more spans, nor keep what they would be made of; metrics go on."""
+        seam = self.seam
+        self.seam = Deaf(seam)
+        self.guard.each("off", seam.release, lambda: self.stop(names.CLOSED))
+        # Where that failed too, nobody would let go of what is open.
+        self.model.forget()
+        self._lost.clear()
+
+    def close(self) -> None:
+        """Report no more."""
+        if self._tidying is not None:
+            self._tidying.cancel()
+        self.guard.each(
+            "close", lambda: self.stop(names.CLOSED), self.metrics.meter.stop, self.seam.uninstall
+        )
+
 
 def _asked(annotation: object) -> int | None:
     """The detail that a user's annotation asks for; ``None`` where it asks for none that there is, which is said."""
@@ -322,8 +363,12 @@ class SchedulerOtel(SchedulerPlugin):
     def _report(self, settings: Settings) -> SchedulerTelemetry:
         assert self._scheduler is not None
         telemetry = SchedulerTelemetry(self._scheduler, settings)
-        telemetry.seam.install()
-        telemetry.metrics.meter.start()
+        try:
+            telemetry.seam.install()
+            telemetry.metrics.meter.start()
+        except BaseException:
+            telemetry.close()
+            raise
         return telemetry
 
     def __reduce__(self) -> tuple[type[SchedulerOtel], tuple[Settings | None, bool]]:
@@ -370,24 +415,31 @@ class SchedulerOtel(SchedulerPlugin):
                 telemetry.guard.fault("log_event")
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        if self.telemetry is not None:
-            self.telemetry.worker_added(worker)
+        telemetry = self.telemetry
+        if telemetry is not None:
+            telemetry.guard.each("workers", lambda: telemetry.worker_added(worker))
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
-        if self.telemetry is not None:
-            self.telemetry.worker_removed(worker)
+        telemetry = self.telemetry
+        if telemetry is not None:
+            telemetry.guard.each("workers", lambda: telemetry.worker_removed(worker))
 
     def restart(self, scheduler: Scheduler) -> None:
-        if self.telemetry is not None:
-            self.telemetry.stop(names.RESTARTED)
+        telemetry = self.telemetry
+        if telemetry is not None:
+            telemetry.guard.each("workers", lambda: telemetry.stop(names.RESTARTED))
 
     async def close(self) -> None:
-        telemetry = schedulers.leave(self._scheduler, self) if self._scheduler is not None else None
+        telemetry = self.telemetry
+        try:
+            telemetry = schedulers.leave(self._scheduler, self) if self._scheduler is not None else None
+        except Exception:
+            PROCESS.fault("close")
         if telemetry is not None:
-            telemetry.stop(names.CLOSED)
-            telemetry.metrics.meter.stop()
-            telemetry.seam.uninstall()
-            await process.farewell()
+            try:
+                telemetry.guard.each("close", telemetry.close)
+            finally:
+                await process.farewell()
 
 
 #: The schedulers of this process that report.

@@ -15,7 +15,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 
 from dask_otel import process
 from dask_otel.client import ClientTelemetry
-from dask_otel.guard import Guard
+from dask_otel.guard import PROCESS, Guard
 from dask_otel.holders import BY_CLIENT, BY_PRELOAD, Holders
 from dask_otel.scheduler import SchedulerOtel
 from dask_otel.seam import arrival
@@ -56,14 +56,24 @@ class WorkerOtel(WorkerPlugin):
         return telemetry
 
     async def teardown(self, worker: Worker) -> None:
-        telemetry = workers.leave(worker, self)
+        telemetry = self.telemetry
+        try:
+            telemetry = workers.leave(worker, self)
+        except Exception:
+            PROCESS.fault("close")
         if telemetry is not None:
-            telemetry.stop()
-            await process.farewell()
+            try:
+                telemetry.guard.each("close", telemetry.stop)
+            finally:
+                await process.farewell()
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
-        if finish in TOLD and self.telemetry is not None:
-            self.telemetry.seam.transition(key, start, finish)
+        telemetry = self.telemetry
+        if finish in TOLD and telemetry is not None:
+            try:
+                telemetry.seam.transition(key, start, finish)
+            except Exception:
+                telemetry.guard.fault("transition")
 
 
 #: The workers of this process that report.

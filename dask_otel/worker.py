@@ -27,7 +27,7 @@ from dask_otel.outlet import Outlet
 from dask_otel.parents import OFF, TASK, Handed, Keep, Parent, attempt_span_id
 from dask_otel.seam import client as client_seam
 from dask_otel.seam.run import Ended, Run
-from dask_otel.seam.worker import WorkerSeam
+from dask_otel.seam.worker import Deaf, WorkerSeam
 from dask_otel.settings import Settings
 from dask_otel.version import __version__
 from dask_otel.worker_data import WorkerData
@@ -40,6 +40,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dask_otel")
 
 _EMPTY = Context()
+#: What attempts and transfers are told by. An attempt is told whole or not at all: without one of them what is told of it
+#: would not be so, or what is kept of it stay.
+_HOOKS = (
+    *("execute", "_finalize_metrics", "transition", "gc", "flush_sums", "actor_execute", "_graph_to_futures"),
+    *("gather_dep", "gather", "get_data", "_spill"),
+)
 
 
 class Traced:
@@ -73,6 +79,7 @@ class WorkerTelemetry:
         self.settings = settings
         self._asked_here = asked_here
         self.guard = Guard(f"worker {worker.address}")
+        self._loop = asyncio.get_running_loop()
         self._cluster_id: str | None = None
         self._asking: asyncio.Task[None] | None = None
         self.outlet = Outlet(
@@ -81,12 +88,16 @@ class WorkerTelemetry:
         self.metrics = WorkerMetrics(worker, self.outlet, self.guard)
         self.data = WorkerData(self, self.outlet, self.metrics, lambda: self.seam.clock_offset())
         self.seam: WorkerSeam = WorkerSeam(worker, self, self.data, self.guard)
+        self.guard.part(
+            "its tasks and transfers have no spans and are not in the histograms of durations",
+            lambda: self._loop.call_soon_threadsafe(self._stop_tracing),
+            *_HOOKS,
+        )
         self.metrics.overhead.watch(self.seam, "_begin", "_end", "transition")
         self.sums = Places(self._origin, self.seam.tell_scheduler, self.guard)
         self._address = worker.address
         self._name = str(worker.name)
         self._own_process = own_process
-        self._loop = asyncio.get_running_loop()
         self._first = True
         self._said_missing = False
         #: Whether every worker runs dask-otel, by the scheduler's last word.
@@ -96,6 +107,13 @@ class WorkerTelemetry:
 
     def start(self) -> None:
         """Report from now on."""
+        try:
+            self._begin()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _begin(self) -> None:
         if self._own_process:
             process.deliver_at_sigterm()
         client_seam.listen_everywhere(self._task_clients)
@@ -107,12 +125,20 @@ class WorkerTelemetry:
 
     def stop(self) -> None:
         """Report no more; what was recorded is still to be sent."""
-        self.sums.flush()
-        self.metrics.meter.stop()
-        self.seam.uninstall()
-        self.seam.tell_scheduler({"hello": None})
-        client_seam.forget_everywhere(self._task_clients)
-        self.outlet.close()
+        self.guard.each("close", self.sums.flush, self.metrics.meter.stop, self._let_go, self.outlet.close)
+
+    def _let_go(self) -> None:
+        self.guard.each(
+            "close",
+            self.seam.uninstall,
+            lambda: self.seam.tell_scheduler({"hello": None}),
+            lambda: client_seam.forget_everywhere(self._task_clients),
+        )
+
+    def _stop_tracing(self) -> None:
+        """Tell no more of tasks and transfers; the scheduler counts their attempts as those of a worker without us."""
+        self.guard.each("off", self.sums.flush, self._let_go)
+        self.seam = Deaf(self.seam)
 
     def use(self, settings: Settings) -> None:
         """Go on by other settings, from the next task on."""
@@ -195,7 +221,7 @@ class WorkerTelemetry:
         finally:
             self.outlet.settled = True
         if self._cluster_id is not None:
-            self.outlet.refresh()
+            self.guard.each("resource", self.outlet.refresh)
 
     def untraced(self) -> None:
         """A task came without a context: is the scheduler without us?"""

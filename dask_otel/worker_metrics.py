@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ from dask_otel.series import Measured, by, keyed, listed, measured
 if TYPE_CHECKING:
     from distributed import Worker
 
+#: Hooks whose totals are of each other's moments.
+_TIME = "handle_stimulus", "get_metrics"
 #: Prefixes that have series of their own.
 MAX_PREFIXES = 30
 #: Where the prefix stands among the attributes of an activity.
@@ -56,6 +59,7 @@ class WorkerMetrics:
         self._beginnings = 0
         #: Is told of the hooks.
         self.overhead = Overhead(guard)
+        self._guard, self._loop = guard, asyncio.get_running_loop()
         self._counting = Several(self._seam, self._health, self._state, self.overhead)
         #: Names of the user's spans that are attributes.
         self.span_names: frozenset[str] = frozenset()
@@ -65,6 +69,11 @@ class WorkerMetrics:
         self.span_names = frozenset(self._outlet.settings.metrics.span_names)
         self._tasks.begin()
         self._folding.begin()
+        self._guard.part(
+            "what its threads do, and the seconds and bytes of its tasks, are not exported",
+            lambda: self._loop.call_soon_threadsafe(lambda: self._guard.each("off", self._seam.uninstall)),
+            *_TIME,
+        )
         self._counting.install()
         self._busy = _busy(_by_unit(self._seam.activity()))
 
@@ -92,6 +101,18 @@ class WorkerMetrics:
             self._transfers.add(direction, outcome, max(0.0, seconds), size, kept)
 
     def _measured(self) -> Iterator[Measured | Later]:
+        if _TIME[0] not in self._guard.off:
+            yield from self._time()
+        yield from self._health.measured()
+        yield from self._state.measured()
+        yield measured(instruments.OVERHEAD_SECONDS, {(): self.overhead.seconds})
+        self._tasks.count()
+        yield self._durations
+        for found in (self._transfers.seconds, self._transfers.bytes, self._transfers.bandwidth):
+            yield measured(found.instrument, found.snapshots())
+        yield measured(instruments.PREFIXES_FOLDED, {(): self._folding.folded})
+
+    def _time(self) -> Iterator[Measured | Later]:
         compute = self._seam.compute_time()
         self._folding.choose(self._busy | compute)
         yield partial(self._activities, self._seam.activity_later())
@@ -102,14 +123,6 @@ class WorkerMetrics:
         }
         yield partial(self._by_prefix, tasks)
         yield measured(instruments.THREAD_SECONDS, keyed(self._seam.thread_time()))
-        yield from self._health.measured()
-        yield from self._state.measured()
-        yield measured(instruments.OVERHEAD_SECONDS, {(): self.overhead.seconds})
-        self._tasks.count()
-        yield self._durations
-        for found in (self._transfers.seconds, self._transfers.bytes, self._transfers.bandwidth):
-            yield measured(found.instrument, found.snapshots())
-        yield measured(instruments.PREFIXES_FOLDED, {(): self._folding.folded})
 
     def _activities(self, totals: Callable[[], Mapping[Activity, float]]) -> Iterator[Measured]:
         activity = _by_unit(totals())

@@ -58,18 +58,21 @@ class Intake:
     def _batch(self, most: int) -> list[tuple[Source, Sequence[Taken]]]:
         groups: dict[Source, list[Taken]] = {}
         entries, taken, places, last = self._line.entries, 0, 0, None
-        while entries and taken < most:
-            source, item, weight = entries.popleft()
-            places += weight
-            if source is not last:
-                last, spans = source, groups.setdefault(source, [])
-            if type(item) is Span:
-                spans.append(item)
-                taken += 1
-            else:
-                taken += self._expand(item, weight, spans)
-        self.taken += taken
-        self.places += places
+        try:
+            while entries and taken < most:
+                source, item, weight = entries.popleft()
+                places += weight
+                if source is not last:
+                    last, spans = source, groups.setdefault(source, [])
+                if type(item) is Span:
+                    spans.append(item)
+                    taken += 1
+                else:
+                    taken += weight
+                    taken += self._expand(item, weight, spans) - weight
+        finally:
+            self.taken += taken
+            self.places += places
         return [(source, self._limit(spans)) for source, spans in groups.items()]
 
     def _expand(self, item: Item, weight: int, into: list[Taken]) -> int:

@@ -19,7 +19,9 @@ import os
 import re
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from threading import Event, Lock, Thread
 from time import monotonic, thread_time
 from weakref import WeakSet
@@ -50,6 +52,11 @@ _MOST = 64
 
 #: What is said of points that did not arrive.
 _ERRORS = {DELIVERED: REFUSED, REJECTED: REFUSED, RETRY: UNREACHABLE, UNKNOWN: UNANSWERED}
+
+#: Seconds that the thread waits where it cannot wait for its bell.
+_AFTER_FAULT = 1.0
+#: What its faults are counted by.
+_HOOK = "export of metrics"
 
 _exporters: WeakSet[MetricExporter] = WeakSet()
 
@@ -89,6 +96,8 @@ class MetricExporter:
         self._thread: Thread | None = None
         #: CPU seconds of its thread.
         self.cpu = 0.0
+        #: What its thread has failed at, beside what is counted of points.
+        self.faults: Counter[str] = Counter()
         #: Whether the receiver takes no metrics at all.
         self.refused = False
         #: Points that were taken (by the empty string), and that were not, by `error.type`.
@@ -163,18 +172,32 @@ class MetricExporter:
             there = len(self._batches)
             while self._batches and (closing or there):
                 there -= 1
-                self._export(self._batches.popleft())
+                self._guard(partial(self._export, self._batches.popleft()))
             self.cpu = thread_time()
             for done in flushes:
                 done.set()
             if closing:
                 break
-            self._bell.wait(60.0)
+            if not self._guard(lambda: self._bell.wait(60.0)):
+                self._closing.wait(_AFTER_FAULT)
         self._ended = True
         for done in self._flushes:
             done.set()
         if self._sender is not None:
-            self._sender.close()
+            self._guard(self._sender.close)
+
+    def _guard(self, call: Callable[[], object]) -> bool:
+        """Whether it did not fail. What it raises is counted, and told if that can be: the thread goes on."""
+        try:
+            call()
+            return True
+        except (
+            BaseException
+        ) as error:  # Exporters are anybody's code: a SystemExit of theirs would end the thread.
+            self.faults[_HOOK] += 1
+            with suppress(Exception):
+                self._complaints.lost(0, self._where, f"{type(error).__name__}: {error}"[:300])
+            return False
 
     def _export(self, batch: Batch) -> None:
         points, error = 0, ""

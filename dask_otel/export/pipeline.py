@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from threading import Event, Lock, Thread, current_thread
 from time import monotonic, thread_time
 from weakref import WeakSet
@@ -47,6 +49,11 @@ _WAKE = 1_024
 #: Seconds that the thread waits at most: more than a year is more than a lock can wait.
 _LONGEST_DELAY = 86_400.0
 
+#: Seconds that the thread waits where it cannot wait for its bell.
+_AFTER_FAULT = 1.0
+#: What its faults are counted by.
+_HOOK = "export of spans"
+
 _pipelines: WeakSet[Pipeline] = WeakSet()
 
 
@@ -70,6 +77,8 @@ class Pipeline:
         self.patience = CLOSE_TIMEOUT
         #: CPU seconds of its thread.
         self.cpu = 0.0
+        #: What its thread has failed at, beside what is counted as the fate of spans.
+        self.faults: Counter[str] = Counter()
         self._settings = settings
         self._complaints = Complaints()
         self._closing = Event()
@@ -150,6 +159,8 @@ class Pipeline:
 
     def flush(self, timeout: float = 10.0) -> bool:
         """Wait until all that was emitted before has a fate; whether that was so in time."""
+        if self._thread is None and self._line.entries:
+            self._wake()
         if self._thread is None or self._final is not None or current_thread() is self._thread:
             return not self._line.entries
         done = Event()
@@ -236,8 +247,12 @@ class Pipeline:
     def _wake(self) -> None:
         """Called by an emitter when enough waits; the first time there is no thread yet."""
         self._line.wake_at = NEVER
-        if self._thread is None:
-            self._start()
+        try:
+            if self._thread is None:
+                self._start()
+        except Exception as error:  # No more threads, for one: it is tried again, not at each span.
+            self._fail(error)
+            self._line.wake_at = len(self._line.entries) + self._wake_at
         self._bell.ring()
 
     def _start(self) -> None:
@@ -257,13 +272,17 @@ class Pipeline:
         # Instrumented grpc and sockets would make spans of our own requests.
         attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))
         while not self._closing.is_set():
-            self._bell.wait(min(self._settings.queue.delay, _LONGEST_DELAY))
+            if not self._guard(self._wait):
+                self._closing.wait(_AFTER_FAULT)
             self._guard(self._pass)
             self.cpu = thread_time()
         self._guard(self._pass)
         self.cpu = thread_time()
         for sink in self._sinks:
             self._guard(sink.close)
+
+    def _wait(self) -> None:
+        self._bell.wait(min(self._settings.queue.delay, _LONGEST_DELAY))
 
     def _pass(self) -> None:
         """Hand on what waits now; what comes meanwhile is the next pass's."""
@@ -273,23 +292,38 @@ class Pipeline:
             while self._intake.places < until and not self._aborted:
                 batch = self._intake.batch(self._settings.queue.batch)
                 for sink in reversed(self._sinks):
-                    self._deliver(sink, batch)
+                    self._guard(partial(self._deliver, sink, batch))
             self._tell_dropped()
         finally:
+            self._settle()
             self._line.wake_at = self._wake_at
             for done in flushes:
                 done.set()
 
+    def _settle(self) -> None:
+        """What was taken and has no fate was lost where something of ours failed."""
+        if self._sinks:
+            fates = self._sinks[0].fates
+            fates.failed += max(0, self._intake.taken - self._intake.failed - fates.total)
+
     def _deliver(self, sink: Sink, batch: Batch) -> None:
         given = sum([number(spans) for _, spans in batch])
         until = sink.fates.total + given
-        self._guard(lambda: sink.deliver(batch))
+        self._guard(partial(sink.deliver, batch))
         sink.fates.failed += until - sink.fates.total
 
-    def _guard(self, call: Callable[[], object]) -> None:
+    def _guard(self, call: Callable[[], object]) -> bool:
+        """Whether it did not fail. What it raises is counted, and told if that can be."""
         try:
             call()
+            return True
         except BaseException as error:  # Users' code runs here: a SystemExit of theirs would end the thread.
+            self._fail(error)
+            return False
+
+    def _fail(self, error: BaseException) -> None:
+        self.faults[_HOOK] += 1
+        with suppress(Exception):
             self._complaints.lost(0, "export", f"{type(error).__name__}: {error}"[:300])
 
     def _tell_dropped(self) -> None:

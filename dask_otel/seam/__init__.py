@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dask_otel.guard import PROCESS
+
 #: The annotation under which contexts travel: from the client with a graph, from the scheduler with a task.
 ANNOTATION = "otel"
 #: The annotation by which users say in how much detail what they submit is told: ``dask.annotate(otel_detail="task")``.
@@ -47,6 +49,15 @@ def _live(old: Any) -> Any:
     return old
 
 
+def _below(old: Any) -> Any:
+    """The same, whatever it finds there: better a wrapper that calls through than ours."""
+    try:
+        return _live(old)
+    except Exception:
+        PROCESS.fault("undo")
+        return old
+
+
 class Wraps:
     """Attributes and dictionary entries that were replaced, and how to put them back.
 
@@ -72,7 +83,7 @@ class Wraps:
             if vars(owner).get(name) is not new:
                 _bury(new, old)
                 return
-            below = _live(old)
+            below = _below(old)
             if below is _MISSING:
                 delattr(owner, name)
             else:
@@ -87,16 +98,26 @@ class Wraps:
 
         def undo() -> None:
             if owner.get(key) is new:
-                owner[key] = _live(old)
+                owner[key] = _below(old)
             else:
                 _bury(new, old)
 
         self._undo.append(undo)
 
+    def also(self, undo: Callable[[], None]) -> None:
+        """Call this too when everything is put back."""
+        self._undo.append(undo)
+
     def undo(self) -> None:
-        """Put everything back, last first."""
+        """Put everything back, last first, whichever of it fails."""
+        raised: Exception | None = None
         while self._undo:
-            self._undo.pop()()
+            try:
+                self._undo.pop()()
+            except Exception as fault:
+                raised = fault
+        if raised is not None:
+            raise raised
 
 
 def members(heap: Any) -> Any:

@@ -22,7 +22,7 @@ from opentelemetry.context import Context, attach, detach, get_current
 from opentelemetry.trace import get_current_span
 
 from dask_otel import propagation, submission
-from dask_otel.guard import Guard
+from dask_otel.guard import PROCESS, Guard
 from dask_otel.seam import METRIC, Wraps
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ KEYWORD = "__dask_otel__"
 ASK_AGAIN = 10.0
 
 _EMPTY = Context()
+_CALLERS = "_worker_rpc"
 
 
 class Listener(Protocol):
@@ -90,14 +91,21 @@ class _Handler:
     ) -> Any:
         kwargs = dict(kwargs or {})
         annotation = kwargs.pop(KEYWORD, None)
-        call = self._begin(annotation, actor, function)
+        call = None
+        try:
+            call = self._begin(annotation, actor, function)
+        except Exception:
+            self.guard.fault("actor_execute")
         token = attach(call[0] if call else _EMPTY)
         try:
             result = await self._original(actor=actor, function=function, args=args, kwargs=kwargs)
         finally:
             detach(token)
         if call is not None and self.listener is not None:
-            self._end(call[1], result)
+            try:
+                self._end(self.listener, call[1], result)
+            except Exception:
+                self.guard.fault("actor_execute")
         return result
 
     def _begin(
@@ -105,21 +113,11 @@ class _Handler:
     ) -> tuple[Context, object] | None:
         if annotation is None or self.listener is None:
             return None
-        try:
-            return self.listener.method_called(annotation, key_split(actor), function or "")
-        except Exception:
-            self.guard.fault("actor_execute")
-            return None
+        return self.listener.method_called(annotation, key_split(actor), function or "")
 
-    def _end(self, call: object, result: Any) -> None:
-        try:
-            failed = result["status"] == "error"
-            assert self.listener is not None
-            self.listener.method_returned(
-                call, getattr(result["exception"], "data", None) if failed else None
-            )
-        except Exception:
-            self.guard.fault("actor_execute")
+    def _end(self, listener: Listener, call: object, result: Any) -> None:
+        failed = result["status"] == "error"
+        listener.method_returned(call, getattr(result["exception"], "data", None) if failed else None)
 
 
 # -- the caller ---------------------------------------------------------------------------------------------------
@@ -128,14 +126,20 @@ class _Handler:
 def install_callers(wraps: Wraps) -> None:
     """Wrap the way in which `Actor` objects of this process reach their worker."""
     original = Actor._worker_rpc
+    own = Wraps()
+    missing = "what methods of actors do is not below their callers"
+    PROCESS.part(missing, own.undo, _CALLERS)
 
     def _worker_rpc(self: Actor) -> Any:
         rpc = original.fget(self)
-        if not get_current_span().get_span_context().is_valid:
+        try:
+            return _Caller(rpc, self._address) if get_current_span().get_span_context().is_valid else rpc
+        except Exception:
+            PROCESS.fault(_CALLERS)
             return rpc
-        return _Caller(rpc, self._address)
 
-    wraps.attribute(Actor, "_worker_rpc", property(_worker_rpc))
+    own.attribute(Actor, "_worker_rpc", property(_worker_rpc))
+    wraps.also(lambda: own.undo())
 
 
 class _Caller:
@@ -149,9 +153,12 @@ class _Caller:
         return getattr(self._rpc, name)
 
     async def actor_execute(self, **message: Any) -> Any:
-        carried = propagation.capture(get_current())
-        if carried is not None and await self._takes_contexts():
-            message["kwargs"] = {**message["kwargs"], KEYWORD: submission.pack(carried, "")}
+        try:
+            carried = propagation.capture(get_current())
+            if carried is not None and await self._takes_contexts():
+                message["kwargs"] = {**message["kwargs"], KEYWORD: submission.pack(carried, "")}
+        except Exception:
+            PROCESS.fault(_CALLERS)
         return await self._rpc.actor_execute(**message)
 
     async def _takes_contexts(self) -> bool:

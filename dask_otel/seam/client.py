@@ -19,7 +19,7 @@ import dask
 from distributed import Client
 from opentelemetry.context import attach, create_key, detach, get_value, set_value
 
-from dask_otel import names
+from dask_otel import guard, names
 from dask_otel.guard import Guard
 from dask_otel.records import CLIENT, PRODUCER
 from dask_otel.seam import ANNOTATION, HERE, Wraps, actors, last_said
@@ -48,8 +48,8 @@ _wraps = Wraps()
 
 def listen(client: Client, listener: Listener) -> None:
     """Listen to one client."""
-    _listeners[client] = listener
     _install()
+    _listeners[client] = listener
 
 
 def forget(client: Client) -> None:
@@ -60,8 +60,8 @@ def forget(client: Client) -> None:
 
 def listen_everywhere(listener: Listener) -> None:
     """Listen to the clients of this process that nobody listens to in particular: those of tasks on a worker."""
-    _everywhere.append(listener)
     _install()
+    _everywhere.append(listener)
 
 
 def forget_everywhere(listener: Listener) -> None:
@@ -120,6 +120,7 @@ _CALLS = (
     ("map", names.MAP, names.OP_MAP, PRODUCER),
     ("gather", names.GATHER, names.OP_GATHER, CLIENT),
 )
+_CALLS_OF_CLIENTS = "calls of clients"
 _installed = False
 
 
@@ -127,18 +128,28 @@ def _install() -> None:
     global _installed
     if _installed:
         return
+    missing = "clients of this process have no spans, and what they submit is below none"
+    guard.PROCESS.part(missing, _take_off, _CALLS_OF_CLIENTS, "_graph_to_futures")
+    try:
+        for method, name, operation, kind in _CALLS:
+            _wraps.attribute(Client, method, _wrap_call(getattr(Client, method), name, operation, kind))
+        _wraps.attribute(Client, "_graph_to_futures", _wrap_submission(Client._graph_to_futures))
+        actors.install_callers(_wraps)
+    except BaseException:
+        _wraps.undo()
+        raise
     _installed = True
-    for method, name, operation, kind in _CALLS:
-        _wraps.attribute(Client, method, _wrap_call(getattr(Client, method), name, operation, kind))
-    _wraps.attribute(Client, "_graph_to_futures", _wrap_submission(Client._graph_to_futures))
-    actors.install_callers(_wraps)
 
 
 def _uninstall() -> None:
+    if not _listeners and not _everywhere:
+        _take_off()
+
+
+def _take_off() -> None:
     global _installed
-    if _installed and not _listeners and not _everywhere:
-        _wraps.undo()
-        _installed = False
+    _installed = False
+    _wraps.undo()
 
 
 def _inside() -> str:
@@ -148,11 +159,16 @@ def _inside() -> str:
 def _wrap_call(original: Callable[..., Any], name: str, operation: str, kind: int) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: Client, *args: Any, **kwargs: Any) -> Any:
-        listener = _listener(self)
-        if listener is None or _inside():
+        span = None
+        try:
+            listener = None if _inside() else _listener(self)
+            if listener is not None:
+                waits = kind == CLIENT if name != names.COMPUTE else kwargs.get("sync", kind == CLIENT)
+                span = _Guarded(listener, name, operation, CLIENT if waits else PRODUCER)
+        except Exception:
+            guard.PROCESS.fault(_CALLS_OF_CLIENTS)
+        if span is None:
             return original(self, *args, **kwargs)
-        waits = kind == CLIENT if name != names.COMPUTE else kwargs.get("sync", kind == CLIENT)
-        span = _Guarded(listener, name, operation, CLIENT if waits else PRODUCER)
         if self.asynchronous and name == names.GATHER:
             return _awaited(span, operation, original(self, *args, **kwargs))
         return _within(span, operation, lambda: original(self, *args, **kwargs))
@@ -206,13 +222,13 @@ async def _awaited(span: AbstractContextManager[object], operation: str, result:
 def _wrap_submission(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _graph_to_futures(self: Client, *args: Any, **kwargs: Any) -> Any:
-        listener = _listener(self)
-        annotation = None
-        if listener is not None:
-            try:
+        listener, annotation = None, None
+        try:
+            listener = _listener(self)
+            if listener is not None:
                 annotation = listener.submission(_inside())
-            except Exception:
-                listener.guard.fault("_graph_to_futures")
+        except Exception:
+            (guard.PROCESS if listener is None else listener.guard).fault("_graph_to_futures")
         if annotation is None:
             return original(self, *args, **kwargs)
         with dask.annotate(**{ANNOTATION: annotation}):

@@ -17,6 +17,7 @@ from opentelemetry.trace import get_current_span
 
 from dask_otel.attempts import Failure
 from dask_otel.current import TaskSpan, class_name, failure_of
+from dask_otel.guard import PROCESS
 from dask_otel.seam import Wraps
 
 logger = logging.getLogger("dask_otel")
@@ -24,27 +25,42 @@ logger = logging.getLogger("dask_otel")
 _wraps = Wraps()
 _users = 0
 _NOTE = "_dask_otel_failure"
+_HOOK = "error_message"
 
 
 def install() -> None:
     """Wrap it, once a process."""
     global _users
+    if not _users:
+        PROCESS.part("exceptions are told by their texts only", _wraps.undo, _HOOK)
+        _install()
     _users += 1
-    if _users > 1:
-        return
+
+
+def _install() -> None:
     from_task = distributed.worker.error_message
     from_machine = distributed.worker_state_machine.error_message
 
     def error_message_of_task(e: BaseException, *args: Any, **kwargs: Any) -> Any:
-        shown = _note(e)
+        shown = False
+        try:
+            shown = _note(e)
+        except Exception:
+            PROCESS.fault(_HOOK)
         message = from_task(e, *args, **kwargs)
-        if not shown:
-            _note_on(message, e, whole=False)
+        try:
+            if not shown:
+                _note_on(message, e, whole=False)
+        except Exception:
+            PROCESS.fault(_HOOK)
         return message
 
     def error_message_of_machine(e: BaseException, *args: Any, **kwargs: Any) -> Any:
         message = from_machine(e, *args, **kwargs)
-        _note_on(message, e, whole=True)
+        try:
+            _note_on(message, e, whole=True)
+        except Exception:
+            PROCESS.fault(_HOOK)
         return message
 
     _wraps.attribute(distributed.worker, "error_message", error_message_of_task)

@@ -59,6 +59,8 @@ class HandlerSeam:
         self._times = HandlerTime(clock())
         #: Read loops that have begun.
         self._streams = 0
+        #: What is nobody's.
+        self._rest = self._times.tally(LOOP_OTHER)
         #: What the messages of a stream are timed as, by their operation.
         self._operations: dict[Any, list[float]] = {}
         self._reading = Reading(guard, _HOOK, self._each)
@@ -70,6 +72,7 @@ class HandlerSeam:
         for op in server.handlers:
             self._wraps.entry(server.handlers, op, self._wrap_handler(op, server.handlers[op]))
         self._operations = {}
+        self._rest = self._times.tally(LOOP_OTHER)
         for op, handler in server.stream_handlers.items():
             if inspect.iscoroutinefunction(handler):
                 self._wraps.entry(server.stream_handlers, op, self._wrap_coroutine(op, handler))
@@ -82,8 +85,10 @@ class HandlerSeam:
 
     def uninstall(self) -> None:
         """Put everything back."""
-        self._reading.undo()
-        self._wraps.undo()
+        try:
+            self._reading.undo()
+        finally:
+            self._wraps.undo()
 
     def totals(self, now: float) -> dict[str, float]:
         """Seconds of the loop by operation, up to now: their sum is the time since `install`."""
@@ -225,12 +230,7 @@ class HandlerSeam:
 
         While a coroutine is awaited others run: it is timed by itself.
         """
-        times, clock, operations, rest = (
-            self._times,
-            self._clock,
-            self._operations,
-            self._times.tally(LOOP_OTHER),
-        )
+        times, clock, operations, rest = self._times, self._clock, self._operations, self._rest
         try:
             for message in messages:
                 try:

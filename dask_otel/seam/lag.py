@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from dask_otel.guard import Guard
 
+_HOOK = "event_loop.lag"
 #: Seconds from one look to the next.
 INTERVAL = 0.1
 
@@ -56,7 +57,9 @@ class LagTimer:
             # The loop calls what is due within the resolution of its clock.
             self._late(max(0.0, self._loop.time() - timer.when()))
         except Exception:
-            self._next = None
-            self._guard.fault("event_loop.lag")
-            return
-        self.start()
+            self._guard.fault(_HOOK)
+        finally:
+            if _HOOK in self._guard.off:
+                self._next = None
+            elif self._next is timer:
+                self.start()

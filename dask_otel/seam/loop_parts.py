@@ -99,11 +99,15 @@ class LoopPartsSeam:
 
     def uninstall(self) -> None:
         """Put everything back."""
-        if self._queue is not None:
-            self._stop()
-            self._wraps.undo()
-            self._queue.release()
-            self._queue = None
+        queue, self._queue = self._queue, None
+        if queue is not None:
+            try:
+                if self._looking:
+                    self._looking = False
+                    queue.remove(self)
+                self._wraps.undo()
+            finally:
+                queue.release()
 
     def totals(self, other: float) -> dict[str, float]:
         """Seconds by part, of so many that were ``other`` since `install`; they add up to it, ``rest`` included."""
@@ -139,8 +143,9 @@ class LoopPartsSeam:
             self._look(queue)
             return 1
         except Exception:
+            self._guard.each(_HOOK, self._stop)
             self._guard.fault(_HOOK)
-            return _NEVER
+            return _NEVER if _HOOK in self._guard.off else 1
 
     def _look(self, queue: _Queue) -> None:
         """Waiting is not ``other``: what passes until the first callback is asyncio's own."""
@@ -244,7 +249,7 @@ class _WatchedQueue(_Queue):
 
     def popleft(self) -> Any:
         for looker in self._lookers:
-            looker.ended()
+            looker.ended()  # Raises nothing.
         handle = deque.popleft(self)
         for looker in self._lookers:
             looker.begins(handle)

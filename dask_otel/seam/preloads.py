@@ -19,11 +19,13 @@ import distributed.preloading
 from distributed import Client, Nanny
 from distributed.utils import sync
 
+from dask_otel.guard import PROCESS
 from dask_otel.seam import Wraps
 
 logger = logging.getLogger("dask_otel")
 
 _PRELOAD = "dask_otel"
+_HOOK = "process_preloads"
 
 Hook = Callable[[Any], Awaitable[None]]
 
@@ -60,13 +62,14 @@ class Preloads:
 
         def process_preloads(server: Any, *args: Any, **kwargs: Any) -> Any:
             manager: Any = original(server, *args, **kwargs)
-            if isinstance(server, Nanny):
-                self._tell_nanny(server)
-            elif not any(preload.name == _PRELOAD for preload in manager):
-                (self.clients if isinstance(server, Client) else self._servers).add(server)
-                manager._preloads.append(_Silent(server, self._setup, self._teardown))
+            try:
+                self._add_to(manager, server)
+            except Exception:
+                PROCESS.fault(_HOOK)
             return manager
 
+        missing = "what this process makes from now on is without dask-otel"
+        PROCESS.part(missing, self._wraps.undo, _HOOK)
         self._wraps.attribute(distributed.preloading, "process_preloads", process_preloads)
 
     def uninstall(self, undo: Hook, undo_worker: str) -> None:
@@ -82,6 +85,13 @@ class Preloads:
             nanny.preload = [name for name in _listed(nanny.preload) if name != _PRELOAD]
             if _runs(nanny) and nanny.worker_address:
                 _in_its_loop(nanny, _remove_plugin, nanny, undo_worker)
+
+    def _add_to(self, manager: Any, server: Any) -> None:
+        if isinstance(server, Nanny):
+            self._tell_nanny(server)
+        elif not any(preload.name == _PRELOAD for preload in manager):
+            (self.clients if isinstance(server, Client) else self._servers).add(server)
+            manager._preloads.append(_Silent(server, self._setup, self._teardown))
 
     def _tell_nanny(self, nanny: Nanny) -> None:
         names = _listed(nanny.preload)

@@ -92,7 +92,6 @@ class SchedulerSeam:
         self._stale: Hashable = None
         #: States of workers, also of those that are being removed: their last heartbeat is asked for then.
         self._workers: dict[str, WorkerState] = dict(scheduler.workers)
-        self._pauses: PauseLog | None = None
 
     def install(self) -> None:
         """Wrap the scheduler's methods, and tell whoever asks that we are here."""
@@ -102,15 +101,20 @@ class SchedulerSeam:
         self._wraps.entry(handlers, "update-graph", self._wrap_update_graph(handlers["update-graph"]))
         self._wraps.entry(handlers, "task-erred", self._wrap_task_erred(handlers["task-erred"]))
         self._wraps.attribute(scheduler, "_task_to_msg", self._wrap_task_to_msg(scheduler._task_to_msg))
-        self._pauses = PauseLog(0)
+        self._wraps.also(PauseLog(0).close)
 
     def uninstall(self) -> None:
         """Put everything back."""
+        try:
+            self.release()
+        finally:
+            self._scheduler._broker.truncate(HERE)
+
+    def release(self) -> None:
+        """Put everything back; whoever asks is still told that we are here."""
+        # What somebody has wrapped stays below theirs, and what runs now goes on.
+        self._listener = _Nobody()
         self._wraps.undo()
-        if self._pauses is not None:
-            self._pauses.close()
-            self._pauses = None
-        self._scheduler._broker.truncate(HERE)
 
     # -- what is asked of the scheduler -------------------------------------------------------------------------
     def paused(self) -> float:
@@ -154,6 +158,12 @@ class SchedulerSeam:
         for ts in rest[: max(0, slots)]:
             found[ts.key] = None
         return found
+
+    def busy(self) -> bool:
+        """Whether there is anything to be run, or that runs."""
+        scheduler = self._scheduler
+        waiting = scheduler.queued or scheduler.unrunnable or scheduler._active_graph_updates
+        return bool(waiting) or any(ws.processing for ws in scheduler.workers.values())
 
     # -- workers come and go ------------------------------------------------------------------------------------
     def worker_added(self, address: str) -> None:
@@ -240,8 +250,11 @@ class SchedulerSeam:
         """An error of a run that was cancelled makes the task, which was submitted again, run again: no retry."""
 
         def task_erred(key: Hashable, run_id: int, **message: Any) -> None:
-            ts = self._scheduler.tasks.get(key)
-            self._stale = key if ts is not None and ts.run_id != run_id else None
+            try:
+                ts = self._scheduler.tasks.get(key)
+                self._stale = key if ts is not None and ts.run_id != run_id else None
+            except Exception:
+                self._guard.fault("task-erred")
             try:
                 original(key=key, run_id=run_id, **message)
             finally:
@@ -285,6 +298,52 @@ class SchedulerSeam:
             return msg
 
         return _task_to_msg
+
+
+class _Nobody(Listener):
+    """Listens no more."""
+
+    def graph_received(self, submission: Submission) -> object:
+        return None
+
+    def graph_created(self, arrived: Arrived) -> None: ...
+
+    def graph_measured(self, stimulus_id: str, metrics: dict[str, float], failed: bool) -> None: ...
+
+    def graph_finished(self, graph: object) -> None: ...
+
+    def task_activated(self, activated: Activated) -> None: ...
+
+    def task_deactivated(self, key: Hashable, start: str, finish: str, retried: bool) -> None: ...
+
+    def task_blocked(self, task: Activated) -> None: ...
+
+    def dispatched(self, key: Hashable, run_id: int, address: str) -> object:
+        return None
+
+    def worker_told(self, address: str, message: dict[str, Any]) -> None: ...
+
+
+class Deaf(SchedulerSeam):
+    """The seam of a scheduler whose tracing is switched off: it answers what it is asked, and hears nothing."""
+
+    def __init__(self, seam: SchedulerSeam) -> None:
+        super().__init__(seam._scheduler, seam._listener, seam._guard)
+
+    def worker_added(self, address: str) -> None: ...
+
+    def worker_removed(self, address: str) -> None: ...
+
+    def graph_created(
+        self, client: str, stimulus_id: str, tasks: Iterable[Hashable], annotations: Mapping[str, Any]
+    ) -> None: ...
+
+    def transition(self, key: Hashable, start: str, finish: str, stimulus_id: str) -> None: ...
+
+    def event(self, topic: str, message: Any) -> None:
+        """What workers tell is kept for nobody."""
+        if topic == TOPIC:
+            self._scheduler._broker.truncate(TOPIC)
 
 
 _DEFAULT = ("default",)

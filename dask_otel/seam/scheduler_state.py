@@ -65,8 +65,10 @@ class SchedulerStateSeam(ServerState):
             self._wraps.entry(handlers, "semaphore_close", close)
 
     def uninstall(self) -> None:
-        super().uninstall()
-        self._wraps.undo()
+        try:
+            super().uninstall()
+        finally:
+            self._wraps.undo()
 
     def _parts(self) -> Sequence[Part]:
         return (

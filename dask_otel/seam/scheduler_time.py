@@ -93,12 +93,16 @@ class SchedulerTimeSeam:
 
     def uninstall(self) -> None:
         """Put everything back; the getters give what there was until now."""
-        self._last = (self.idle_time(), self.handler_time())
-        if self._next_look is not None:
-            self._next_look.cancel()
-            self._next_look = None
-        self._handlers.uninstall()
-        self._wraps.undo()
+        try:
+            self._last = (self.idle_time(), self.handler_time())
+        finally:
+            if self._next_look is not None:
+                self._next_look.cancel()
+                self._next_look = None
+            try:
+                self._handlers.uninstall()
+            finally:
+                self._wraps.undo()
 
     def idle_time(self) -> dict[str, float]:
         """Thread-seconds of free threads by reason since `install`; every reason is there."""
@@ -150,7 +154,8 @@ class SchedulerTimeSeam:
             self._turn(self._clock())
         except Exception:
             self._guard.fault("idle_time")
-        self._next_look = self._scheduler.loop.asyncio_loop.call_later(_LOOK, self._look_again)
+        if "idle_time" not in self._guard.off:
+            self._next_look = self._scheduler.loop.asyncio_loop.call_later(_LOOK, self._look_again)
 
     # -- workers ------------------------------------------------------------------------------------------------
     def _wrap_check_idle_saturated(self, original: Callable[..., None]) -> Callable[..., None]:

@@ -54,13 +54,13 @@ class Reading:
         for comm in list(self._comms):
             self.end(comm)
 
+    def fault(self) -> None:
+        """Tell the exception that is being handled."""
+        self._guard.fault(self._hook)
+
     def each(self, messages: Any) -> Iterator[Any]:
         """What goes through the messages."""
-        try:
-            return self._each(iter(messages))
-        except Exception:
-            self._guard.fault(self._hook)
-            return iter(messages)
+        return self._each(iter(messages))
 
 
 class _Read:
@@ -71,7 +71,12 @@ class _Read:
         self.original = original
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _Messages(await self.original(*args, **kwargs), self.by)
+        read = await self.original(*args, **kwargs)
+        try:
+            return _Messages(read, self.by)
+        except Exception:
+            self.by.fault()
+            return read
 
     def skip(self, by: Reading) -> None:
         """Leave out another below."""
@@ -95,7 +100,11 @@ class _Messages(list[Any]):
         self._by = by
 
     def __iter__(self) -> Iterator[Any]:
-        return self._by.each(self._read)
+        try:
+            return self._by.each(self._read)
+        except Exception:
+            self._by.fault()
+            return iter(self._read)
 
 
 def streams_of(server: Any) -> list[Any]:

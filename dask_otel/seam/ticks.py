@@ -32,6 +32,7 @@ class TickSeam:
 
     def install(self) -> None:
         """Look at every tick from now on."""
+        self._guard.part("dask.event_loop.tick.max is of single ticks", self.uninstall, "tick")
         ticking = self._server.periodic_callbacks["tick"]
         self._wraps.attribute(ticking, "callback", self._wrap_tick(ticking.callback))
 

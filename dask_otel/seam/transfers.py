@@ -129,11 +129,11 @@ class TransferSeam:
         if hasattr(manager, "_spill"):
             self._wraps.attribute(manager, "_spill", self._wrap_spill(manager._spill))
         _requests.install()
+        self._wraps.also(_requests.uninstall)
 
     def uninstall(self) -> None:
         """Put everything back."""
         self._wraps.undo()
-        _requests.uninstall()
 
     # -- the receiving end --------------------------------------------------------------------------------------
     def _wrap_gather_dep(self, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -195,13 +195,21 @@ class TransferSeam:
 
     def _wrap_gather(self, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def gather(**kwargs: Any) -> Any:
-            gather = _Gather(self._listener, self._guard)
+            gather = None
+            try:
+                gather = _Gather(self._listener, self._guard)
+            except Exception:
+                self._guard.fault("gather")
             token = _gathering.set(gather)
             try:
                 return await original(**kwargs)
             finally:
                 _gathering.reset(token)
-                gather.close(self._worker.state.tasks)
+                try:
+                    if gather is not None:
+                        gather.close(self._worker.state.tasks)
+                except Exception:
+                    self._guard.fault("gather")
 
         return gather
 
@@ -211,9 +219,14 @@ class TransferSeam:
             comm: Any, keys: Collection[Hashable], who: str | None = None, **kwargs: Any
         ) -> Any:
             who, separator, fragment = who.partition(_SEPARATOR) if isinstance(who, str) else (who, "", "")
-            if not separator and not self._listener.measuring:
+            size, start, outcome, told = None, time.time(), names.FAILED, False
+            try:
+                told = bool(separator) or self._listener.measuring
+                size = self._size(keys) if told else None
+            except Exception:
+                self._guard.fault("get_data")
+            if not told:
                 return await original(comm, keys=keys, who=who, **kwargs)
-            size, start, outcome = self._size(keys), time.time(), names.FAILED
             try:
                 result = await original(comm, keys=keys, who=who, **kwargs)
                 outcome = names.BUSY if isinstance(result, dict) else names.MISSING
@@ -225,8 +238,8 @@ class TransferSeam:
                 raise
             finally:
                 try:
-                    told = size if outcome == names.SUCCESS else None
-                    self._listener.sent(fragment, len(keys), told, start, time.time(), outcome)
+                    came = size if outcome == names.SUCCESS else None
+                    self._listener.sent(fragment, len(keys), came, start, time.time(), outcome)
                 except Exception:
                     self._guard.fault("get_data")
 
@@ -279,11 +292,12 @@ class _Gather:
     def begin(self, keys: Collection[Hashable], address: str) -> Transfer | None:
         """One request starts; ``None`` if it is not followed."""
         transfer = Transfer(address, len(keys), time.time())
-        try:
-            transfer.fragment = self._listener.transfer_started(transfer, iter(()), True)
-        except Exception:
-            self._guard.fault("gather")
+        transfer.fragment = self._listener.transfer_started(transfer, iter(()), True)
         return transfer if transfer.followed else None
+
+    def fault(self) -> None:
+        """Tell the exception that is being handled."""
+        self._guard.fault("gather")
 
     async def follow(self, transfer: Transfer, request: Awaitable[Any]) -> Any:
         """The request, its outcome written on ``transfer``."""
@@ -325,16 +339,22 @@ class _Requests:
         self._wraps = Wraps()
 
     def install(self) -> None:
+        if not self._users:
+            self._wrap()
         self._users += 1
-        if self._users > 1:
-            return
+
+    def _wrap(self) -> None:
         original = distributed.worker.get_data_from_worker
 
         async def get_data_from_worker(
             rpc: Any, keys: Collection[Any], worker: str, *, who: str | None = None, **kwargs: Any
         ) -> Any:
-            gather = _gathering.get()
-            transfer = gather.begin(keys, worker) if gather is not None else None
+            gather, transfer = _gathering.get(), None
+            try:
+                transfer = gather.begin(keys, worker) if gather is not None else None
+            except Exception:
+                if gather is not None:
+                    gather.fault()
             fragment = transfer.fragment if transfer is not None else _fragment.get()
             if fragment:
                 who = f"{who}{_SEPARATOR}{fragment}"

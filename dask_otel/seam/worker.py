@@ -99,6 +99,7 @@ class WorkerSeam:
         self._listener = listener
         self._guard = guard
         self._wraps = Wraps()
+        self._data = data
         self._transfers = TransferSeam(worker, data, guard)
         self._waiting: dict[Hashable, float] = {}
         self._ready: dict[Hashable, float] = {}
@@ -115,24 +116,29 @@ class WorkerSeam:
         worker = self._worker
         self._wraps.attribute(worker, "execute", self._wrap_execute(worker.execute))
         self._wraps.attribute(worker, "_finalize_metrics", self._wrap_finalize(worker._finalize_metrics))
+        self._wraps.also(self._transfers.uninstall)
         self._transfers.install()
         errors.install()
+        self._wraps.also(errors.uninstall)
         actors.install_worker(worker, self._listener, self._guard, self._wraps)
+        self._wraps.also(lambda: actors.uninstall_worker(worker))
         worker.metrics[METRIC] = _running
+        self._wraps.also(lambda: worker.metrics.pop(METRIC, None))
+        self._wraps.also(self._forget_pauses)
         self._pauses = PauseLog()
         self._look_again()
 
     def uninstall(self) -> None:
         """Put everything back."""
         self._wraps.undo()
-        self._transfers.uninstall()
-        errors.uninstall()
-        actors.uninstall_worker(self._worker)
-        self._worker.metrics.pop(METRIC, None)
-        if self._next_look is not None and self._pauses is not None:
-            self._next_look.cancel()
-            self._pauses.close()
-            self._next_look = self._pauses = None
+
+    def _forget_pauses(self) -> None:
+        looking, pauses = self._next_look, self._pauses
+        self._next_look = self._pauses = None
+        if looking is not None:
+            looking.cancel()
+        if pauses is not None:
+            pauses.close()
 
     # -- what is asked of the worker --------------------------------------------------------------------------
     def tell_scheduler(self, message: dict[str, Any]) -> None:
@@ -288,7 +294,11 @@ class WorkerSeam:
             run: Run | None = getattr(ledger, "run", None)
             if run is None and not hasattr(ledger, "transfer"):
                 return original(stim, ledger, span_id)
-            tee = _Tee(ledger)
+            try:
+                tee = _Tee(ledger)
+            except Exception:
+                self._guard.fault("_finalize_metrics")
+                return original(stim, ledger, span_id)
             try:
                 original(stim, tee, span_id)
             finally:  # It raises where a user metered what is no number.
@@ -307,8 +317,8 @@ class WorkerSeam:
         self._next_look = asyncio.get_running_loop().call_later(_PAUSES_AFTER, self._look)
 
     def _look(self) -> None:
-        self._look_again()
         try:
+            self._look_again()
             self._tell_pauses()
         except Exception:
             self._guard.fault("gc")
@@ -356,6 +366,15 @@ class WorkerSeam:
             ended.exception_text = told.exception_text
             ended.traceback_text = told.traceback_text
         self._listener.run_ended(run, ended)
+
+
+class Deaf(WorkerSeam):
+    """The seam of a worker whose tracing is switched off: it answers what it is asked, and hears nothing."""
+
+    def __init__(self, seam: WorkerSeam) -> None:
+        super().__init__(seam._worker, seam._listener, seam._data, seam._guard)
+
+    def transition(self, key: Hashable, start: str, finish: str) -> None: ...
 
 
 def _outcome(run: Run, stim: Any, state: Any) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import dask
 import pytest
-from distributed import Semaphore, Worker, secede
+from distributed import Scheduler, Semaphore, Worker, secede
 from distributed.metrics import context_meter
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
@@ -22,6 +22,8 @@ from dask_otel import instruments, names, worker_metrics
 from dask_otel.instruments import INSTRUMENTS
 from dask_otel.intervals import text
 from dask_otel.receiver import Receiver
+from dask_otel.scheduler import schedulers
+from dask_otel.turning_on import workers
 from tests.cluster.metering import last, samples, totals
 from tests.cluster.support import DEADLINE, Traced, attributes, wait_for, wait_until
 
@@ -110,6 +112,18 @@ def killed_once(x: int, killed: str) -> int:
     return x
 
 
+def fail_on_worker(dask_worker: Worker) -> None:
+    telemetry = workers.telemetry(dask_worker)
+    assert telemetry is not None
+    telemetry.guard.faults["execute"] += 1
+
+
+def fail_on_scheduler(dask_scheduler: Scheduler) -> None:
+    telemetry = schedulers.telemetry(dask_scheduler)
+    assert telemetry is not None
+    telemetry.guard.faults["transition"] += 1
+
+
 def everything(traced: Traced, killed: Path) -> object:
     """A bit of all that is measured; what is returned is to be kept."""
     client = traced.client
@@ -121,6 +135,8 @@ def everything(traced: Traced, killed: Path) -> object:
     assert client.submit(leased, 1, key="leased-1").result() == 1
     client.run(gc.collect)
     client.run_on_scheduler(gc.collect)
+    client.run(fail_on_worker)
+    client.run_on_scheduler(fail_on_scheduler)
     # By a caller that is not sampled.
     caller = NonRecordingSpan(SpanContext(1, 1, is_remote=False, trace_flags=TraceFlags(0)))
     with use_span(caller):
