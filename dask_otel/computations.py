@@ -530,8 +530,19 @@ class Computations:
         if self._joinable.get(computation.pair) is computation:
             del self._joinable[computation.pair]
 
-    def stop(self, now: float, state: str) -> None:
-        """Tell everything that is open: the scheduler restarts or closes."""
+    def restart(self, now: float) -> None:
+        """The scheduler has forgotten all tasks: what is open ends, once its workers have said what became of it."""
+        for key in list(self._active):
+            group, flight = self.deactivate(key, "processing", "released", lambda: now)
+            if group is not None and flight is not None:
+                self.ended(key, group, flight, "released", ran=False)
+        for group in self._limbo.values():
+            group.computation.restarted = True
+        self._chains.clear()
+        self._joinable.clear()
+
+    def stop(self, now: float) -> None:
+        """Tell everything that is open: the scheduler closes."""
         for computation in self.unsettled.values():
             if not computation.settled:
                 computation.paused_until = self._paused()
@@ -540,4 +551,4 @@ class Computations:
         self._chains.clear()
         self._joinable.clear()
         self._current = None
-        self._endings.stop(now, state)
+        self._endings.stop(now)

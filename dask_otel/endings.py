@@ -151,8 +151,8 @@ class Endings:
             self._emit(summary.tag_span(tag))
         self._emit(summary.computation_span(computation, state))
 
-    def stop(self, now: float, state: str) -> None:
-        """Tell everything that is open: the scheduler restarts or closes."""
+    def stop(self, now: float) -> None:
+        """Tell everything that is open: the scheduler closes."""
         for computation in list(self.unsettled.values()):
             for group in list(computation.groups.values()):
                 if group.pending:
@@ -161,6 +161,5 @@ class Endings:
             computation.pending = 0
             if computation.end == computation.start:
                 computation.end = max(computation.end, now)
-            if computation.graphs == 0 or state == names.CLOSED:
-                self._tell_computation(computation, state)
+            self._tell_computation(computation, names.CLOSED)
         self._touched.clear()

@@ -276,12 +276,17 @@ class SchedulerTelemetry:
             await asyncio.sleep(0.01)
         return not self.model.ending
 
-    def stop(self, state: str) -> None:
-        """Tell all that is open."""
+    def restarted(self) -> None:
+        """A client has restarted the cluster: no task is left."""
+        self.model.restart(time.time())
+        self._check_soon()
+
+    def stop(self) -> None:
+        """Tell all that is open: the scheduler closes, or reports no more."""
         if self._next_check is not None:
             self._next_check.cancel()
             self._next_check = None
-        self.model.stop(time.time(), state)
+        self.model.stop(time.time())
 
 
 def _asked(annotation: object) -> int | None:
@@ -370,21 +375,33 @@ class SchedulerOtel(SchedulerPlugin):
                 telemetry.guard.fault("log_event")
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        if self.telemetry is not None:
-            self.telemetry.worker_added(worker)
+        telemetry = self.telemetry
+        if telemetry is not None:
+            try:
+                telemetry.worker_added(worker)
+            except Exception:
+                telemetry.guard.fault("add_worker")
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
-        if self.telemetry is not None:
-            self.telemetry.worker_removed(worker)
+        telemetry = self.telemetry
+        if telemetry is not None:
+            try:
+                telemetry.worker_removed(worker)
+            except Exception:
+                telemetry.guard.fault("remove_worker")
 
     def restart(self, scheduler: Scheduler) -> None:
-        if self.telemetry is not None:
-            self.telemetry.stop(names.RESTARTED)
+        telemetry = self.telemetry
+        if telemetry is not None:
+            try:
+                telemetry.restarted()
+            except Exception:
+                telemetry.guard.fault("restart")
 
     async def close(self) -> None:
         telemetry = schedulers.leave(self._scheduler, self) if self._scheduler is not None else None
         if telemetry is not None:
-            telemetry.stop(names.CLOSED)
+            telemetry.stop()
             telemetry.metrics.meter.stop()
             telemetry.seam.uninstall()
             await process.farewell()

@@ -142,7 +142,9 @@ def _group_attributes(group: Group) -> Iterator[tuple[str, Value]]:
 
 def computation_span(computation: Computation, state: str) -> Span:
     """The span of a computation, told last, with its totals."""
-    if state == names.FINISHED and computation.erred:
+    if state == names.FINISHED and computation.restarted:
+        state = names.RESTARTED
+    elif state == names.FINISHED and computation.erred:
         state = names.FAILED
     elif state == names.FINISHED and computation.cancelled:
         state = names.CANCELLED

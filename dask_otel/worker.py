@@ -106,6 +106,8 @@ class WorkerTelemetry:
 
     def stop(self) -> None:
         """Report no more; what was recorded is still to be sent."""
+        for run in self.seam.left_behind():
+            self.run_ended(run, Ended(names.CANCELLED, max(run.start, time.time()), ()))
         self.sums.flush()
         self.metrics.meter.stop()
         self.seam.uninstall()

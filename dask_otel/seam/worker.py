@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from math import isnan
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dask.utils import key_split
+from distributed.core import Status
 from distributed.metrics import context_meter
 from distributed.utils import key_split_group
 from distributed.worker_state_machine import ExecuteFailureEvent, ExecuteSuccessEvent, RescheduleEvent
@@ -174,6 +175,11 @@ class WorkerSeam:
         """States of the tasks that run now, seceded ones too."""
         running: Iterable[Any] = self._worker.state.all_running_tasks
         return running
+
+    def left_behind(self) -> Iterator[Run]:
+        """Runs that the scheduler gave up and that go on, where the worker closes: their ends will not be seen."""
+        if self._worker.status is Status.closing:
+            yield from [run for run in self._runs.values() if run.cancelled]
 
     # -- what the worker's state machine tells ----------------------------------------------------------------
     def transition(self, key: Hashable, start: str, finish: str) -> None:

@@ -410,7 +410,14 @@ def test_totals_go_on_when_the_client_restarts_the_cluster(traced: Traced, tmp_p
     client.restart()
     assert running.status == "cancelled"
     wait([client.submit(inc, x, key=f"inc-{x}") for x in range(2)])
-    become(client, lambda: attempts(traced.receiver)["inc", "success"], 5)
+    become(
+        client,
+        lambda: attempts(traced.receiver),
+        {("inc", "success"): 5, ("restarted", "cancelled"): 1},
+    )
+    become(client, lambda: number(durations(traced.receiver))["restarted", "cancelled", ""], 1)
+    (run,) = [r for (prefix, *_), r in task_spans(traced.spans()) if prefix == "restarted"]
+    assert wasted(traced.receiver) == {("restarted", "cancelled"): pytest.approx(seconds(run), abs=1e-5)}
     assert_never_falls(traced.receiver)
 
 

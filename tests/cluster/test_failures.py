@@ -152,6 +152,11 @@ def outlined(spans: list[Received]) -> str:
     return outline(kept) + "\n"
 
 
+def without_activities(spans: list[Received]) -> str:
+    """The same, without what happened inside tasks."""
+    return outlined([r for r in spans if attributes(r)[names.OPERATION] != names.OP_ACTIVITY])
+
+
 # -- clusters ------------------------------------------------------------------------------------------------------
 
 
@@ -1136,6 +1141,61 @@ def test_a_run_that_was_cancelled_and_submitted_again_is_discarded(
     states = [attributes(one(t, names.COMPUTATION))[names.COMPUTATION_STATE] for t in (first, second)]
     assert states == [names.CANCELLED, names.FINISHED if function is held else names.FAILED]
     assert_nothing_open(shared)
+
+
+# -- restarted -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [held, held_on_the_loop])
+def test_a_restart_ends_what_is_open_and_says_so_and_a_computation_after_it_works_as_ever(
+    traced: Traced, gate: Gate, function: Any
+) -> None:
+    """Scenario 20: its attempts are cancelled by the client, whichever comes first, their end or their worker's."""
+    running = [traced.client.submit(function, n, gate, key=f"held-{n}") for n in range(2)]
+    gate.wait_for_tasks(2)
+    queued = incs(traced, 4)
+    scheduler = traced.cluster.scheduler  # type: ignore[union-attr]
+    wait_until(lambda: len(scheduler.tasks) == 6)
+    begun = time.time()
+    traced.client.restart()
+    ended = time.time()
+    assert {future.status for future in (*running, *queued)} == {"cancelled"}
+    assert traced.client.submit(inc, 1).result() == 2
+
+    restarted, after = computed(traced)
+    assert without_activities(restarted) == dedent("""\
+        dask.computation
+          held group
+            held [cancelled] ×2
+          inc group
+        """)
+    for attempt in tasks(restarted, "held"):
+        assert facts(attempt) == {names.ATTEMPT: 1, names.OUTCOME: names.CANCELLED}
+        assert attempt.span.status == UNSET
+        assert attempt.span.start / 1e9 <= begun <= attempt.span.end / 1e9 <= ended
+    assert totals(one(restarted, "held group")) == {names.GROUP_OUTCOMES + names.CANCELLED: 2}
+    assert totals(one(restarted, "inc group")) == {}
+    computation = one(restarted, names.COMPUTATION)
+    assert totals(computation) == {
+        names.COMPUTATION_STATE: names.RESTARTED,
+        names.COMPUTATION_TASKS: 6,
+        names.COMPUTATION_OUTCOMES + names.CANCELLED: 2,
+    }
+    assert computation.span.status == UNSET
+    assert attributes(computation)[names.WASTED_TIME] == pytest.approx(wasted(restarted), abs=1e-5)
+    assert outlined(after) == dedent("""\
+        dask.computation
+          inc group
+            inc
+              executor
+                compute
+        """)
+    assert totals(one(after, names.COMPUTATION)) == {
+        names.COMPUTATION_STATE: names.FINISHED,
+        names.COMPUTATION_TASKS: 1,
+        names.COMPUTATION_OUTCOMES + names.SUCCESS: 1,
+    }
+    assert_nothing_open(traced)
 
 
 # -- stolen --------------------------------------------------------------------------------------------------------

@@ -367,6 +367,19 @@ def _is_removed_at_once() -> object:
     return "ws.status = Status.closed" in before or "something that is awaited before"
 
 
+def _in_order(path: str, *texts: str, at_once: bool = False) -> Callable[[], object]:
+    """Whether a function's source has these texts one after the other, ``at_once`` before anything is awaited."""
+
+    def holds() -> object:
+        source = inspect.getsource(resolve(path))
+        if at_once:
+            source, _, _ = source.partition("await ")
+        found = [source.find(text) for text in texts]
+        return (found == sorted(found) and found[0] >= 0) or f"these texts in {path} at {found}"
+
+    return holds
+
+
 def _amounts_are_put_aside_at_once() -> object:
     anew = "self.digests_total_since_heartbeat = defaultdict(int)"
     before, _, _ = inspect.getsource(resolve("distributed:Worker.get_metrics")).partition("await ")
@@ -587,6 +600,23 @@ STATIC = [
         "seam/scheduler.py _ASKED",
         "this beginning of a stimulus",
         _says("distributed.scheduler", 'f"stimulus-retry-'),
+    ),
+    Fact(
+        "scheduler.py SchedulerTelemetry.restarted",
+        "a restart to release all keys before plugins are told, and workers to go after that",
+        _in_order(
+            "distributed:Scheduler.restart",
+            *("self.client_releases_keys(", "self._clear_task_state()", "plugin.restart(self)"),
+            at_once=True,
+        ),
+    ),
+    Fact(
+        f"{WORKER}.left_behind",
+        "a worker that closes to cancel what it executes before its plugins go, threads going on",
+        _in_order(
+            "distributed:Worker.close",
+            *("self.status = Status.closing", "await BaseWorker.close(", "self.plugin_remove(name)"),
+        ),
     ),
     Fact(
         f"{TIME}._turn",
