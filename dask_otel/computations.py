@@ -72,6 +72,8 @@ class Computations:
     ----------
     emit:
         Gets each span as it ends.
+    emit_lost:
+        Gets the span of each attempt that died with its worker, beside that worker's address.
     new_trace_id, new_span_id:
         Give ids of 16 and 8 bytes.
     sample:
@@ -90,6 +92,7 @@ class Computations:
         self,
         *,
         emit: Callable[[Span], object],
+        emit_lost: Callable[[str, Span], object],
         new_trace_id: Callable[[], bytes],
         new_span_id: Callable[[], bytes],
         sample: Callable[[bytes, int], Decision],
@@ -99,6 +102,7 @@ class Computations:
         details: Details | None = None,
     ) -> None:
         self._emit = emit
+        self._emit_lost = emit_lost
         self._new_trace_id = new_trace_id
         self._new_span_id = new_span_id
         self._sample = sample
@@ -476,9 +480,8 @@ class Computations:
         if told:
             group.sums.emitted += 1
             span_id = attempt_span_id(group.computation.span_id, flight.run_id)
-            self._emit(
-                summary.lost_span(group, str(key), span_id, past, start, now, assumed, error_type, worker)
-            )
+            span = summary.lost_span(group, str(key), span_id, past, start, now, assumed, error_type, worker)
+            self._emit_lost(worker[0], span)
         if failed:
             self._chains.end(key, flight.run_id, group.computation.parent.trace_id)
 

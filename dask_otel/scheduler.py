@@ -20,11 +20,13 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from dask_otel import names, process, submission
 from dask_otel.carried import Decision
 from dask_otel.computations import Activated, Computations
+from dask_otel.deaths import Deaths
 from dask_otel.detail import Details
 from dask_otel.guard import Guard
 from dask_otel.holders import BY_CLIENT, BY_PRELOAD, Holders
 from dask_otel.outlet import Outlet
 from dask_otel.parents import ACTIVITY, DETAILS, OFF
+from dask_otel.records import Span
 from dask_otel.rollup import Graph
 from dask_otel.scheduler_metrics import SchedulerMetrics
 from dask_otel.seam.scheduler import ACTIVE, Arrived, SchedulerSeam, Submission
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 #: Seconds that a worker has to say that it runs dask-otel, from the end of the first task that says it does not.
 GRACE = 1.0
+#: Seconds that a nanny has to say why it ended its worker, after that is gone: its word comes by a connection of its own.
+LAST_WORD = 1.0
 
 
 class SchedulerTelemetry:
@@ -47,8 +51,10 @@ class SchedulerTelemetry:
         self.guard = Guard("the scheduler")
         self.outlet = Outlet(settings, "scheduler", scheduler.id, lambda: {names.CLUSTER_ID: scheduler.id})
         self.seam = SchedulerSeam(scheduler, self, self.guard)
+        self.deaths = Deaths(self.outlet.emit)
         self.model = Computations(
             emit=self.outlet.emit,
+            emit_lost=self._attempt_lost,
             new_trace_id=process.new_trace_id,
             new_span_id=process.new_span_id,
             sample=self._sample,
@@ -169,6 +175,12 @@ class SchedulerTelemetry:
             worker=(flight.address, self.seam.worker_name(flight.address)),
         )
 
+    def _attempt_lost(self, address: str, span: Span) -> None:
+        if self.seam.has_nanny(address):
+            self.deaths.lost(address, span)
+        else:
+            self.outlet.emit(span)
+
     def task_blocked(self, task: Activated) -> None:
         self.model.block(task, time.time)
         self._check_soon()
@@ -188,6 +200,10 @@ class SchedulerTelemetry:
         if self.model.touched:
             self._check_soon()
 
+    def worker_over_limit(self, address: str) -> None:
+        """A nanny ends its worker at its memory limit."""
+        self.deaths.over_limit(address, alive=self.seam.alive(address))
+
     def worker_added(self, address: str) -> None:
         self.seam.worker_added(address)
         self._workers.add(address)
@@ -198,6 +214,7 @@ class SchedulerTelemetry:
         self._workers.discard(address)
         self._instrumented.pop(address, None)
         self._lost.pop(address, None)
+        self._loop.call_later(LAST_WORD, self.deaths.conclude, address)
         self._count_peers()
 
     def _worker_runs(self, address: str, version: object) -> None:
@@ -270,11 +287,11 @@ class SchedulerTelemetry:
         self._check_soon()
 
     async def settled(self, timeout: float) -> bool:
-        """Wait until no computation waits for its workers' sums; whether that was so in time."""
+        """Wait until nothing waits for what workers and nannies say; whether that was so in time."""
         deadline = time.monotonic() + timeout
-        while self.model.ending and time.monotonic() < deadline:
+        while (waiting := self.model.ending or bool(self.deaths)) and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-        return not self.model.ending
+        return not waiting
 
     def restarted(self) -> None:
         """A client has restarted the cluster: no task is left."""
@@ -286,6 +303,7 @@ class SchedulerTelemetry:
         if self._next_check is not None:
             self._next_check.cancel()
             self._next_check = None
+        self.deaths.conclude_all()
         self.model.stop(time.time())
 
 

@@ -224,6 +224,14 @@ def lost_span(
     )
 
 
+def over_limit(span: Span, address: str) -> Span:
+    """The span of a lost attempt, now that its worker's nanny has said why it died."""
+    attributes = tuple(
+        (key, names.OVER_MEMORY_LIMIT if key == names.ERROR_TYPE else value) for key, value in span.attributes
+    )
+    return span._replace(attributes=attributes, message=f"worker {address} exceeded its memory limit")
+
+
 def _identity(computation: Computation, state: str) -> Iterator[tuple[str, Value]]:
     if computation.dask_id:
         yield names.COMPUTATION_ID, computation.dask_id

@@ -60,7 +60,7 @@ A task's attempt ends as one of these; `dask.computation.outcomes.<outcome>` and
 {transfer_outcomes}
 
 `error.type` is the exception's class, or one of: `{worker_lost}` (the worker of the attempt is gone), `{killed_worker}` (and the task failed of
-that), `{other}` (the class is not known).
+that), `{over_memory_limit}` (its nanny ended it at its memory limit, by the nanny's word), `{other}` (the class is not known).
 
 ## Metrics
 
@@ -149,6 +149,7 @@ def page() -> str:
         lost=names.LOST,
         worker_lost=names.WORKER_LOST,
         killed_worker=names.KILLED_WORKER,
+        over_memory_limit=names.OVER_MEMORY_LIMIT,
         other=names.OTHER_ERROR,
         metrics="\n".join(section for server in ("worker", "scheduler") for section in _metrics(server)),
         worker_prefixes=worker_metrics.MAX_PREFIXES,

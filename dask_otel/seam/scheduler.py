@@ -31,6 +31,8 @@ ACTIVE = frozenset(("waiting", "processing", "queued", "no-worker"))
 _RETRIED = ("task-erred", "execute-unknown-error", "reschedule")
 #: How the stimulus begins with which a client has a task that failed tried again.
 _ASKED = "stimulus-retry"
+#: The topic of a nanny that ends its worker at its memory limit.
+_OVER_LIMIT = "worker-restart-memory"
 
 
 class Submission(NamedTuple):
@@ -75,6 +77,8 @@ class Listener(Protocol):
     def dispatched(self, key: Hashable, run_id: int, address: str) -> object: ...
 
     def worker_told(self, address: str, message: dict[str, Any]) -> None: ...
+
+    def worker_over_limit(self, address: str) -> None: ...
 
 
 class SchedulerSeam:
@@ -127,6 +131,11 @@ class SchedulerSeam:
     def worker_name(self, address: str) -> str:
         ws = self._workers.get(address)
         return str(ws.name) if ws is not None else address
+
+    def has_nanny(self, address: str) -> bool:
+        """Whether somebody may say why a worker has died."""
+        ws = self._workers.get(address)
+        return ws is not None and ws.nanny is not None
 
     def started(self, address: str, sent: dict[Hashable, float]) -> dict[Hashable, float | None]:
         """Which tasks ran on a worker that is lost, and since when: ``None`` where it can only be assumed.
@@ -216,6 +225,8 @@ class SchedulerSeam:
             # Kept for nobody: the broker would remember up to 100,000 of them.
             self._scheduler._broker.truncate(TOPIC)
             self._listener.worker_told(message.get("worker", ""), message)
+        elif topic == _OVER_LIMIT:
+            self._listener.worker_over_limit(message["worker"])
         elif topic == "scheduler" and isinstance(message, dict) and message.get("action") == "update-graph":
             self._listener.graph_measured(
                 message["stimulus_id"], message.get("metrics") or {}, message["status"] == "error"

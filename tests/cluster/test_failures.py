@@ -360,6 +360,63 @@ def test_a_task_that_kills_its_workers_fails_with_killed_worker_and_its_queue_di
         assert_nothing_open(traced)
 
 
+def grow_beyond_the_limit_once(folder: Path, gate: Gate) -> int:
+    """Take more memory than there is and keep it, but not the second time."""
+    gate.pass_through()
+    try:
+        (folder / "grown").touch(exist_ok=False)
+    except FileExistsError:
+        return 1
+    taken = [b"x" * 10**6 for _ in range(600)]
+    wait_for(folder / "never")
+    return len(taken)
+
+
+@pytest.mark.parametrize("allowed", [0, 3])
+def test_an_attempt_whose_worker_was_ended_at_its_memory_limit_says_so(
+    traced_cluster_of: MakeTraced, gate: Gate, tmp_path: Path, allowed: int
+) -> None:
+    """Scenario 3."""
+    config = {
+        "distributed.scheduler.allowed-failures": allowed,
+        "distributed.worker.memory.pause": False,
+        "distributed.worker.memory.spill": False,
+    }
+    with dask.config.set(config), traced_cluster_of(n_workers=1, memory_limit="500 MB") as traced:
+        (victim,) = addresses(traced)
+        future = traced.client.submit(grow_beyond_the_limit_once, tmp_path, gate, key="grown-1")
+        gate.wait_for_tasks()
+        wait_for_heartbeat(traced, victim, future.key)
+        gate.open()
+        wait(future)
+        assert future.status == ("finished" if allowed else "error")
+
+        trace = traced.trace()
+        lost, *again = tasks(trace, "grown")
+        assert facts(lost) == {
+            names.ATTEMPT: 1,
+            names.OUTCOME: names.LOST,
+            names.ERROR_TYPE: names.OVER_MEMORY_LIMIT,
+        }
+        assert attributes(lost)[names.WORKER_ADDRESS] == victim
+        assert (lost.span.status, lost.span.message) == (
+            ERROR,
+            f"worker {victim} exceeded its memory limit",
+        )
+        assert [(facts(r), links(r)) for r in again] == [
+            ({names.ATTEMPT: 2, names.OUTCOME: names.SUCCESS}, [itself(lost)])
+        ] * bool(allowed)
+        computation = one(trace, names.COMPUTATION)
+        assert totals(computation) == {
+            names.COMPUTATION_STATE: names.FINISHED if allowed else names.FAILED,
+            names.COMPUTATION_TASKS: 1,
+            names.COMPUTATION_OUTCOMES + names.LOST: 1,
+            **({names.COMPUTATION_OUTCOMES + names.SUCCESS: 1} if allowed else {}),
+        }
+        assert attributes(computation)[names.WASTED_TIME] == pytest.approx(wasted(trace), abs=1e-5)
+        assert_nothing_open(traced)
+
+
 def test_results_on_an_idle_worker_that_is_killed_are_recomputed_in_one_computation_linked_to_theirs(
     traced: Traced,
 ) -> None:

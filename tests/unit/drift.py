@@ -562,6 +562,20 @@ STATIC = [
         ),
     ),
     Fact(
+        f"{SCHEDULER}.has_nanny",
+        "the address of a worker's nanny",
+        _has("distributed.scheduler:WorkerState", "nanny"),
+    ),
+    Fact(
+        "seam/scheduler.py _OVER_LIMIT",
+        "a nanny to say under this topic that it ends its worker at its memory limit",
+        _says(
+            "distributed.worker_memory",
+            '"worker": nanny.worker_address,',
+            'nanny.log_event("worker-restart-memory", event)',
+        ),
+    ),
+    Fact(
         f"{SCHEDULER}._activated",
         "these attributes of a task's state",
         _has(
