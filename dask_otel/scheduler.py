@@ -326,6 +326,7 @@ class SchedulerOtel(SchedulerPlugin):
     """The scheduler's plugin; made with the settings of whoever registers it, used where the scheduler has none."""
 
     idempotent = True
+    leaving = False
 
     def __init__(self, settings: Settings | None = None, by_client: bool = False) -> None:
         self.settings = settings

@@ -176,9 +176,13 @@ class WorkerSeam:
         running: Iterable[Any] = self._worker.state.all_running_tasks
         return running
 
+    @property
+    def closing(self) -> bool:
+        return self._worker.status is Status.closing
+
     def left_behind(self) -> Iterator[Run]:
         """Runs that the scheduler gave up and that go on, where the worker closes: their ends will not be seen."""
-        if self._worker.status is Status.closing:
+        if self.closing:
             yield from [run for run in self._runs.values() if run.cancelled]
 
     # -- what the worker's state machine tells ----------------------------------------------------------------
