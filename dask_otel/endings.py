@@ -104,10 +104,11 @@ class Endings:
         """
         again: float | None = None
         for computation in list(self._touched):
-            if not (computation.settled and self._tell_settled(computation, now)):
+            left = self._tell_settled(computation, now) if computation.settled else None
+            if left is None:
                 self._touched.discard(computation)
             else:
-                again = PATIENCE
+                again = left if again is None else min(again, left)
         while self._idle:
             group = next(iter(self._idle))
             left = group.end + LINGER - now
@@ -116,16 +117,16 @@ class Endings:
             self._tell_group(group)
         return again
 
-    def _tell_settled(self, computation: Computation, now: float) -> bool:
-        """Tell what can be; whether something waits for sums."""
+    def _tell_settled(self, computation: Computation, now: float) -> float | None:
+        """Tell what can be; for how long (s) a group waits for sums at most, ``None`` if none does."""
         self._settled(computation)
         for group in list(computation.groups.values()):
             if group.complete or now - group.end >= PATIENCE or not computation.told:
                 self._tell_group(group)
         if computation.groups:
-            return True
+            return PATIENCE - (now - min(group.end for group in computation.groups.values()))
         self._tell_computation(computation, names.FINISHED)
-        return False
+        return None
 
     def _tell_group(self, group: Group) -> None:
         computation = group.computation

@@ -7,14 +7,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
 from typing import Any, NoReturn
 
 import dask
 import pytest
-from distributed import Future, KilledWorker, Reschedule, secede, wait
+from distributed import Client, Future, KilledWorker, Reschedule, Scheduler, Worker, secede, wait
+from distributed.diagnostics.plugin import SchedulerPlugin
 
 import dask_otel
 from dask_otel import endings, names
@@ -1281,3 +1283,59 @@ def test_a_task_that_is_stolen_before_it_starts_is_no_attempt(traced: Traced, ga
         names.COMPUTATION_OUTCOMES + names.SUCCESS: 5,
     }
     assert_nothing_open(traced)
+
+
+class ReleaseAtOnce(SchedulerPlugin):
+    """Has tasks that were just sent to a worker sent again, some times, as P2P does when it starts anew."""
+
+    name = "release-at-once"
+
+    def __init__(self, scheduler: Scheduler, times: int) -> None:
+        self._scheduler = scheduler
+        self._times = times
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        if finish == "processing" and self._times:
+            self._times -= 1
+            asyncio.get_running_loop().call_soon(
+                self._scheduler.transitions, {key: "released"}, f"again-{self._times}"
+            )
+
+
+def hold_messages(worker: Worker, operations: tuple[str, ...], number: int) -> None:
+    """The scheduler's messages are handled when so many have come, all in one go."""
+    held: list[Callable[[], object]] = []
+
+    def hold(original: Callable[..., object]) -> Callable[..., None]:
+        def handler(**message: Any) -> None:
+            held.append(partial(original, **message))
+            if len(held) == number:
+                for handle in held:
+                    handle()
+
+        return handler
+
+    for operation in operations:
+        worker.stream_handlers[operation] = hold(worker.stream_handlers[operation])
+
+
+def test_a_task_that_is_sent_again_before_it_began_leaves_nothing_to_wait_for(receiver: Receiver) -> None:
+    """Its worker has it in the state executing, though none of its code has run, and is told all in one message."""
+
+    async def run() -> None:
+        async with (
+            Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler,
+            Worker(scheduler.address, nthreads=1, dashboard=False) as worker,
+            Client(scheduler.address, asynchronous=True) as client,
+        ):
+            await dask_otel.enable(client)
+            hold_messages(worker, ("compute-task", "free-keys"), number=7)
+            scheduler.add_plugin(ReleaseAtOnce(scheduler, times=3))
+            assert await client.submit(inc, 1, key="inc-1") == 2
+            assert await dask_otel.flush(client)
+            await dask_otel.disable(client)
+
+    asyncio.run(run())
+    spans = receiver.spans()
+    assert [facts(r) for r in tasks(spans, "inc")] == [{names.ATTEMPT: 1, names.OUTCOME: names.SUCCESS}]
+    assert totals(one(spans, "inc group")) == {names.GROUP_OUTCOMES + names.SUCCESS: 1}

@@ -131,7 +131,11 @@ def test_a_shuffle_that_a_lost_worker_restarts_has_each_attempt_told_and_counted
     (holder,) = {ts.processing_on.address for ts in scheduler.tasks.values() if ts.state == "processing"}
     (victim,) = set(addresses(traced)) - {holder}
     assert dask_otel.flush(traced.client, DEADLINE)  # What it counted would die with it.
+    (waiting,) = [ts.key for ts in scheduler.tasks.values() if ts.state == "processing"]
+    before = sent(traced, holder, waiting)
     kill(traced, victim)
+    # Else it might end unasked for before its worker knows that it is to be run again.
+    wait_until(lambda: sent(traced, holder, waiting) != before)
     gate.open()
     assert future.result().sum() == 160
 
@@ -168,6 +172,17 @@ def test_a_shuffle_that_a_lost_worker_restarts_has_each_attempt_told_and_counted
     assert computation[names.WASTED_TIME] == pytest.approx(sum(for_nothing.values()), abs=1e-4)
     assert bytes_on_spans(spans)["shards"] == metered(traced)["bytes", "foreground"]["shards"]
     assert_nothing_open(traced)
+
+
+def sent(traced: Traced, address: str, key: Any) -> int | None:
+    """Which dispatch of a task a worker knows of, if any."""
+
+    def run_id(dask_worker: Any) -> int | None:
+        ts = dask_worker.state.tasks.get(key)
+        return ts.run_id if ts is not None else None
+
+    found: int | None = traced.client.run(run_id, workers=[address])[address]
+    return found
 
 
 def transferred(scheduler: Any) -> int:

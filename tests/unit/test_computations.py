@@ -583,6 +583,20 @@ def test_the_sampler_is_asked_where_no_client_span_is() -> None:
     assert (handed.parent.detail, handed.parent.flags & 1) == (parents.OFF, 0)
 
 
+def test_no_group_waits_for_sums_longer_than_it_may(scheduler: Scheduler) -> None:
+    scheduler.model.tellers = {W1}
+    scheduler.submit("inc-1", "add-1")
+    for key in ("inc-1", "add-1"):
+        scheduler.dispatch(key)
+    scheduler.end("inc-1")
+    scheduler.tick(0.25 * PATIENCE)
+    scheduler.end("add-1")
+    assert scheduler.tick() == pytest.approx(0.75 * PATIENCE)
+    assert scheduler.tick(0.75 * PATIENCE) == pytest.approx(0.25 * PATIENCE)
+    assert scheduler.tick(0.25 * PATIENCE) is None
+    assert_empty(scheduler.model)
+
+
 def test_everything_open_is_told_when_the_scheduler_closes(scheduler: Scheduler) -> None:
     scheduler.submit("inc-1", "add-1", tags=("load",))
     scheduler.dispatch("inc-1")
