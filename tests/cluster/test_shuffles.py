@@ -16,6 +16,7 @@ import dask_otel
 from dask_otel import endings, names
 from dask_otel.instruments import TASK_ATTEMPTS, WASTE_REASON, WASTED_SECONDS
 from dask_otel.tree import Received
+from tests.cluster.conftest import MakeTraced
 from tests.cluster.metering import samples, totals
 from tests.cluster.support import DEADLINE, Traced, assert_nothing_open, attributes, named, tasks, wait_until
 from tests.cluster.test_durations import REASONS
@@ -121,57 +122,58 @@ def test_a_shuffle_and_a_rechunk_tell_their_phases_and_bytes_once_and_background
 
 
 def test_a_shuffle_that_a_lost_worker_restarts_has_each_attempt_told_and_counted_once(
-    traced: Traced, gate: Gate
+    traced_cluster_of: MakeTraced, gate: Gate
 ) -> None:
-    """Scenario 18: its inputs had been transferred, but for one."""
-    future = traced.client.compute(shuffled(None, None, None, gate))
-    gate.wait_for_tasks()
-    scheduler = traced.cluster.scheduler  # type: ignore[union-attr]
-    wait_until(lambda: transferred(scheduler) == 3)
-    (holder,) = {ts.processing_on.address for ts in scheduler.tasks.values() if ts.state == "processing"}
-    (victim,) = set(addresses(traced)) - {holder}
-    assert dask_otel.flush(traced.client, DEADLINE)  # What it counted would die with it.
-    (waiting,) = [ts.key for ts in scheduler.tasks.values() if ts.state == "processing"]
-    before = sent(traced, holder, waiting)
-    kill(traced, victim)
-    # Else it might end unasked for before its worker knows that it is to be run again.
-    wait_until(lambda: sent(traced, holder, waiting) != before)
-    gate.open()
-    assert future.result().sum() == 160
+    """Scenario 18: its inputs had been transferred, but for one, which keeps a thread."""
+    with traced_cluster_of(threads=2) as traced:
+        future = traced.client.compute(shuffled(None, None, None, gate))
+        gate.wait_for_tasks()
+        scheduler = traced.cluster.scheduler  # type: ignore[union-attr]
+        wait_until(lambda: transferred(scheduler) == 3)
+        (holder,) = {ts.processing_on.address for ts in scheduler.tasks.values() if ts.state == "processing"}
+        (victim,) = set(addresses(traced)) - {holder}
+        assert dask_otel.flush(traced.client, DEADLINE)  # What it counted would die with it.
+        (waiting,) = [ts.key for ts in scheduler.tasks.values() if ts.state == "processing"]
+        before = sent(traced, holder, waiting)
+        kill(traced, victim)
+        # Else it might end unasked for before its worker knows that it is to be run again.
+        wait_until(lambda: sent(traced, holder, waiting) != before)
+        gate.open()
+        assert future.result().sum() == 160
 
-    wait_until(lambda: named(traced.spans(), names.COMPUTATION))
-    spans = traced.trace()
-    shown = attempts(spans)
-    assert len({r.span.span_id for r in spans}) == len(spans)
-    assert_chains_are_whole(shown)
-    again = [r for r in tasks(spans, "shuffle-transfer") if attributes(r)[names.ATTEMPT] > 1]
-    assert len({attributes(r)[names.TASK_KEY] for r in again}) >= 3
-    assert {attributes(r).get(names.CAUSE) for r in again} == {names.RECOMPUTED}
-    assert not [r for r in spans if names.GROUP_INCOMPLETE in attributes(r)]
-    assert on_spans(spans, names.OP_GROUP) == pytest.approx(on_spans(spans, names.OP_TASK), abs=1e-9)
+        wait_until(lambda: named(traced.spans(), names.COMPUTATION))
+        spans = traced.trace()
+        shown = attempts(spans)
+        assert len({r.span.span_id for r in spans}) == len(spans)
+        assert_chains_are_whole(shown)
+        again = [r for r in tasks(spans, "shuffle-transfer") if attributes(r)[names.ATTEMPT] > 1]
+        assert len({attributes(r)[names.TASK_KEY] for r in again}) >= 3
+        assert {attributes(r).get(names.CAUSE) for r in again} == {names.RECOMPUTED}
+        assert not [r for r in spans if names.GROUP_INCOMPLETE in attributes(r)]
+        assert on_spans(spans, names.OP_GROUP) == pytest.approx(on_spans(spans, names.OP_TASK), abs=1e-9)
 
-    outcomes = Counter((attributes(r)[names.TASK_PREFIX], attributes(r)[names.OUTCOME]) for r in shown)
-    counted = totals(samples(traced.receiver), TASK_ATTEMPTS.name, names.TASK_PREFIX, names.OUTCOME)
-    assert counted == outcomes
-    computation = attributes(one(spans, names.COMPUTATION))
-    assert computation[names.COMPUTATION_STATE] == names.FINISHED
-    by_outcome = Counter(attributes(r)[names.OUTCOME] for r in shown)
-    assert {
-        key.removeprefix(names.COMPUTATION_OUTCOMES): n
-        for key, n in computation.items()
-        if key.startswith(names.COMPUTATION_OUTCOMES)
-    } == by_outcome
-    for_nothing: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for r in shown:
-        told = attributes(r)
-        reason = REASONS.get(told[names.OUTCOME], "recomputed" if names.CAUSE in told else "")
-        if reason:
-            for_nothing[told[names.TASK_PREFIX], reason] += seconds(r)
-    wasted = totals(samples(traced.receiver), WASTED_SECONDS.name, names.TASK_PREFIX, WASTE_REASON)
-    assert wasted == pytest.approx(for_nothing, abs=1e-5)
-    assert computation[names.WASTED_TIME] == pytest.approx(sum(for_nothing.values()), abs=1e-4)
-    assert bytes_on_spans(spans)["shards"] == metered(traced)["bytes", "foreground"]["shards"]
-    assert_nothing_open(traced)
+        outcomes = Counter((attributes(r)[names.TASK_PREFIX], attributes(r)[names.OUTCOME]) for r in shown)
+        counted = totals(samples(traced.receiver), TASK_ATTEMPTS.name, names.TASK_PREFIX, names.OUTCOME)
+        assert counted == outcomes
+        computation = attributes(one(spans, names.COMPUTATION))
+        assert computation[names.COMPUTATION_STATE] == names.FINISHED
+        by_outcome = Counter(attributes(r)[names.OUTCOME] for r in shown)
+        assert {
+            key.removeprefix(names.COMPUTATION_OUTCOMES): n
+            for key, n in computation.items()
+            if key.startswith(names.COMPUTATION_OUTCOMES)
+        } == by_outcome
+        for_nothing: defaultdict[tuple[str, str], float] = defaultdict(float)
+        for r in shown:
+            told = attributes(r)
+            reason = REASONS.get(told[names.OUTCOME], "recomputed" if names.CAUSE in told else "")
+            if reason:
+                for_nothing[told[names.TASK_PREFIX], reason] += seconds(r)
+        wasted = totals(samples(traced.receiver), WASTED_SECONDS.name, names.TASK_PREFIX, WASTE_REASON)
+        assert wasted == pytest.approx(for_nothing, abs=1e-5)
+        assert computation[names.WASTED_TIME] == pytest.approx(sum(for_nothing.values()), abs=1e-4)
+        assert bytes_on_spans(spans)["shards"] == metered(traced)["bytes", "foreground"]["shards"]
+        assert_nothing_open(traced)
 
 
 def sent(traced: Traced, address: str, key: Any) -> int | None:
