@@ -463,9 +463,13 @@ class Computations:
         *,
         assumed: bool,
         failed: bool,
+        retired: bool = False,
         worker: tuple[str, str],
     ) -> None:
-        """The attempt of ``flight`` ended with its worker ``(address, name)``, and the task with it if it ``failed``."""
+        """The attempt of ``flight`` ended with its worker ``(address, name)``, and the task with it if it ``failed``.
+
+        On a worker that was ``retired`` it was not lost: its task runs elsewhere.
+        """
         if not group.computation.told:
             return
         error_type = names.KILLED_WORKER if failed else names.WORKER_LOST
@@ -473,15 +477,19 @@ class Computations:
         # What nobody else can tell is answered here.
         group.expected += 1
         seconds = max(0.0, now - start)
-        group.sums.add(names.LOST, seconds, ())
-        self.totals.lost(group.prefix, seconds, group.tags)
+        outcome = names.RESCHEDULED if retired else names.LOST
+        group.sums.add(outcome, seconds, ())
+        self.totals.lost(group.prefix, seconds, group.tags, outcome)
         told = self.details.loses(group)
         self._attempted(key, group, flight, told)
         if told:
             group.sums.emitted += 1
             span_id = attempt_span_id(group.computation.span_id, flight.run_id)
             span = summary.lost_span(group, str(key), span_id, past, start, now, assumed, error_type, worker)
-            self._emit_lost(worker[0], span)
+            if retired:
+                self._emit(summary.retired(span))
+            else:
+                self._emit_lost(worker[0], span)
         if failed:
             self._chains.end(key, flight.run_id, group.computation.parent.trace_id)
 

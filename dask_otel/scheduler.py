@@ -172,6 +172,7 @@ class SchedulerTelemetry:
             now,
             assumed=since is None,
             failed=finish == "erred",
+            retired=self.seam.retired(flight.address),
             worker=(flight.address, self.seam.worker_name(flight.address)),
         )
 

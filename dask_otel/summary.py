@@ -224,6 +224,16 @@ def lost_span(
     )
 
 
+def retired(span: Span) -> Span:
+    """The span of an attempt whose worker was not lost but retired: no error."""
+    attributes = tuple(
+        (key, names.RESCHEDULED if key == names.OUTCOME else value)
+        for key, value in span.attributes
+        if key != names.ERROR_TYPE
+    )
+    return span._replace(attributes=attributes, status=UNSET, message="")
+
+
 def over_limit(span: Span, address: str) -> Span:
     """The span of a lost attempt, now that its worker's nanny has said why it died."""
     attributes = tuple(

@@ -119,7 +119,7 @@ TASK_OUTCOMES = {
     names.SUCCESS: "its result was taken",
     names.FAILED: "it raised, or its result could not be stored",
     names.CANCELLED: "nobody wanted it any more while it ran, or the client restarted the cluster; the span ends when its code does, at the latest when its worker closes",
-    names.RESCHEDULED: "it raised `Reschedule`",
+    names.RESCHEDULED: "it raised `Reschedule`, or its worker was retired while it ran",
     names.DISCARDED: "its result came when another run of the same task was wanted",
     names.LOST: "its worker died, or was closed or restarted by itself",
 }

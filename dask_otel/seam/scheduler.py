@@ -96,6 +96,8 @@ class SchedulerSeam:
         self._stale: Hashable = None
         #: States of workers, also of those that are being removed: their last heartbeat is asked for then.
         self._workers: dict[str, WorkerState] = dict(scheduler.workers)
+        #: Workers that are being removed since somebody wanted it so.
+        self._retired: set[str] = set()
         self._pauses: PauseLog | None = None
 
     def install(self) -> None:
@@ -106,6 +108,7 @@ class SchedulerSeam:
         self._wraps.entry(handlers, "update-graph", self._wrap_update_graph(handlers["update-graph"]))
         self._wraps.entry(handlers, "task-erred", self._wrap_task_erred(handlers["task-erred"]))
         self._wraps.attribute(scheduler, "_task_to_msg", self._wrap_task_to_msg(scheduler._task_to_msg))
+        self._wraps.attribute(scheduler, "remove_worker", self._wrap_remove_worker(scheduler.remove_worker))
         self._pauses = PauseLog(0)
 
     def uninstall(self) -> None:
@@ -131,6 +134,10 @@ class SchedulerSeam:
     def worker_name(self, address: str) -> str:
         ws = self._workers.get(address)
         return str(ws.name) if ws is not None else address
+
+    def retired(self, address: str) -> bool:
+        """Whether a worker is being removed since it was retired: what ran there is sent elsewhere, and no failure."""
+        return address in self._retired
 
     def has_nanny(self, address: str) -> bool:
         """Whether somebody may say why a worker has died."""
@@ -171,6 +178,17 @@ class SchedulerSeam:
     def worker_removed(self, address: str) -> None:
         if address not in self._scheduler.workers:
             self._workers.pop(address, None)
+
+    def _wrap_remove_worker(self, original: Callable[..., Awaitable[str]]) -> Callable[..., Awaitable[str]]:
+        async def remove_worker(address: str, *, expected: bool = False, **kwargs: Any) -> str:
+            if expected:
+                self._retired.add(address)
+            try:
+                return await original(address, expected=expected, **kwargs)
+            finally:
+                self._retired.discard(address)
+
+        return remove_worker
 
     # -- graphs -------------------------------------------------------------------------------------------------
     def _wrap_update_graph(self, original: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:

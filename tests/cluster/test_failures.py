@@ -20,11 +20,13 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 import dask_otel
 from dask_otel import endings, names
+from dask_otel.instruments import COMPUTE_SECONDS
 from dask_otel.receiver import Receiver
 from dask_otel.records import ERROR, UNSET
 from dask_otel.tree import Received, outline
 from tests.cluster.commands import PRELOAD, commands
 from tests.cluster.conftest import MakeTraced
+from tests.cluster.metering import samples
 from tests.cluster.support import (
     Once,
     Traced,
@@ -1200,6 +1202,52 @@ def test_a_run_that_was_cancelled_and_submitted_again_is_discarded(
     states = [attributes(one(t, names.COMPUTATION))[names.COMPUTATION_STATE] for t in (first, second)]
     assert states == [names.CANCELLED, names.FINISHED if function is held else names.FAILED]
     assert_nothing_open(shared)
+
+
+# -- retired -------------------------------------------------------------------------------------------------------
+
+
+def test_an_attempt_whose_worker_retires_is_rescheduled_and_no_error_and_the_worker_s_last_values_arrive(
+    traced: Traced, gate: Gate
+) -> None:
+    """Scenario 21."""
+    busy, other = addresses(traced)
+    ids = traced.client.run(lambda dask_worker: dask_worker.id)
+    future = traced.client.submit(held, 1, gate, workers=[busy], allow_other_workers=True)
+    gate.wait_for_tasks()
+    wait_for_heartbeat(traced, busy, future.key)
+    traced.client.retire_workers([busy])
+    gate.open()
+    assert future.result() == 1
+
+    trace = traced.trace()
+    first, second = tasks(trace, "held")
+    assert facts(first) == {names.ATTEMPT: 1, names.OUTCOME: names.RESCHEDULED}
+    assert (first.span.status, first.span.message, exceptions(first)) == (UNSET, "", [])
+    assert attributes(first)[names.WORKER_ADDRESS] == busy
+    assert facts(second) == {names.ATTEMPT: 2, names.OUTCOME: names.SUCCESS}
+    assert attributes(second)[names.WORKER_ADDRESS] == other
+    assert links(second) == [itself(first)]
+    computation = one(trace, names.COMPUTATION)
+    assert totals(computation) == {
+        names.COMPUTATION_STATE: names.FINISHED,
+        names.COMPUTATION_TASKS: 1,
+        names.COMPUTATION_OUTCOMES + names.RESCHEDULED: 1,
+        names.COMPUTATION_OUTCOMES + names.SUCCESS: 1,
+    }
+    assert attributes(computation)[names.WASTED_TIME] == pytest.approx(wasted(trace), abs=1e-5)
+
+    def compute_seconds() -> dict[str, float]:
+        """What the retired worker has told, by prefix."""
+        found = [
+            s for s in samples(traced.receiver) if s.instance == ids[busy] and s.name == COMPUTE_SECONDS.name
+        ]
+        return {dict(s.attributes)[names.TASK_PREFIX]: s.value for s in found}
+
+    # Until it closed, which is a little after its task was sent elsewhere.
+    wait_until(lambda: compute_seconds().get("held", 0) >= seconds(first) - 0.1)
+    assert set(compute_seconds()) == {"held"}
+    assert_nothing_open(traced)
 
 
 # -- restarted -----------------------------------------------------------------------------------------------------

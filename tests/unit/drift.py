@@ -112,6 +112,11 @@ SIGNATURES = [
     Signature(f"{CLIENT} _CALLS", "distributed:Client.gather", "(self, …)"),
     Signature(f"{SCHEDULER}._wrap_task_to_msg", "distributed:Scheduler._task_to_msg", "(self, ts)"),
     Signature(
+        f"{SCHEDULER}._wrap_remove_worker",
+        "distributed:Scheduler.remove_worker",
+        "(self, address, *, stimulus_id, expected, close)",
+    ),
+    Signature(
         f"{SCHEDULER}._wrap_update_graph",
         "distributed:Scheduler.update_graph",
         "{client, annotations, stimulus_id}",
@@ -559,6 +564,13 @@ STATIC = [
             "nthreads",
             "name",
             "address",
+        ),
+    ),
+    Fact(
+        f"{SCHEDULER}._wrap_remove_worker",
+        "a worker that retires to be removed as expected, and what it processes to be released before anything is awaited",
+        _in_order(
+            "distributed:Scheduler._track_retire_worker", "self.remove_worker(", "ws.address, expected=True"
         ),
     ),
     Fact(
