@@ -34,7 +34,7 @@ from dask_otel.receiver import Receiver
 from dask_otel.tree import Received
 from tests.cluster.commands import PRELOAD, commands
 from tests.cluster.conftest import MakeTraced
-from tests.cluster.metering import samples, totals
+from tests.cluster.metering import REASONS, samples, totals
 from tests.cluster.support import (
     DEADLINE,
     Once,
@@ -257,13 +257,6 @@ WASTED = {
     ("discarded", "cancelled"),
     ("base", "recomputed"),
     ("lost", "lost"),
-}
-REASONS = {
-    names.FAILED: "failed",
-    names.LOST: "lost",
-    names.CANCELLED: "cancelled",
-    names.RESCHEDULED: "cancelled",
-    names.DISCARDED: "cancelled",
 }
 
 

@@ -26,11 +26,10 @@ from dask_otel.records import ERROR, UNSET
 from dask_otel.tree import Received, outline
 from tests.cluster.commands import PRELOAD, commands
 from tests.cluster.conftest import MakeTraced
-from tests.cluster.metering import samples
+from tests.cluster.metering import assert_all_is_told_and_counted, samples
 from tests.cluster.support import (
     Once,
     Traced,
-    assert_nothing_open,
     attributes,
     named,
     tasks,
@@ -282,7 +281,7 @@ def test_a_killed_worker_leaves_a_lost_attempt_and_the_results_it_had_are_recomp
         names.GROUP_OUTCOMES + names.LOST: 1,
         names.GROUP_OUTCOMES + names.SUCCESS: 1,
     }
-    assert_nothing_open(traced)
+    assert_all_is_told_and_counted(traced)
 
 
 def test_where_no_heartbeat_said_that_a_task_ran_the_first_in_the_queue_is_assumed_to_have(
@@ -312,7 +311,7 @@ def test_where_no_heartbeat_said_that_a_task_ran_the_first_in_the_queue_is_assum
             {names.ATTEMPT: 1, names.OUTCOME: names.SUCCESS}
         ] * 3
         assert totals(one(trace, "inc group")) == {names.GROUP_OUTCOMES + names.SUCCESS: 3}
-        assert_nothing_open(traced)
+        assert_all_is_told_and_counted(traced)
 
 
 def test_a_task_that_kills_its_workers_fails_with_killed_worker_and_its_queue_did_not_run(
@@ -361,7 +360,7 @@ def test_a_task_that_kills_its_workers_fails_with_killed_worker_and_its_queue_di
         }
         assert computation.span.message == "2 of 2 tasks failed"
         assert attributes(computation)[names.WASTED_TIME] == pytest.approx(wasted(trace), abs=1e-5)
-        assert_nothing_open(traced)
+        assert_all_is_told_and_counted(traced)
 
 
 def grow_beyond_the_limit_once(folder: Path, gate: Gate) -> int:
@@ -418,7 +417,7 @@ def test_an_attempt_whose_worker_was_ended_at_its_memory_limit_says_so(
             **({names.COMPUTATION_OUTCOMES + names.SUCCESS: 1} if allowed else {}),
         }
         assert attributes(computation)[names.WASTED_TIME] == pytest.approx(wasted(trace), abs=1e-5)
-        assert_nothing_open(traced)
+        assert_all_is_told_and_counted(traced)
 
 
 def test_results_on_an_idle_worker_that_is_killed_are_recomputed_in_one_computation_linked_to_theirs(
@@ -464,7 +463,7 @@ def test_results_on_an_idle_worker_that_is_killed_are_recomputed_in_one_computat
         }
         for n in (3, 1, 3)
     ]
-    assert_nothing_open(traced)
+    assert_all_is_told_and_counted(traced)
 
 
 def test_a_lost_result_is_recomputed_in_its_own_computation_while_that_goes_on(
@@ -493,7 +492,7 @@ def test_a_lost_result_is_recomputed_in_its_own_computation_while_that_goes_on(
         names.COMPUTATION_TASKS: 3,
         names.COMPUTATION_OUTCOMES + names.SUCCESS: 5,
     }
-    assert_nothing_open(traced)
+    assert_all_is_told_and_counted(traced)
 
 
 def double(x: int) -> int:
@@ -530,7 +529,7 @@ def test_what_a_lost_result_was_made_from_is_computed_again_with_it(traced_clust
         assert totals(computation)[names.COMPUTATION_TASKS] == 2
         assert links(computation) == [itself(one(old, names.COMPUTATION))]
         assert attributes(computation)[names.WASTED_TIME] == pytest.approx(wasted(new), abs=1e-5)
-        assert_nothing_open(traced)
+        assert_all_is_told_and_counted(traced)
 
 
 def seceded(x: Any, gate: Gate) -> Any:
@@ -566,7 +565,7 @@ def test_a_task_that_has_seceded_is_lost_beside_the_one_in_its_slot(
         assert [facts(r) for r in tasks(trace, "inc")] == [
             {names.ATTEMPT: 1, names.OUTCOME: names.SUCCESS}
         ] * 2
-        assert_nothing_open(traced)
+        assert_all_is_told_and_counted(traced)
 
 
 def test_a_worker_that_is_killed_while_it_has_nothing_leaves_no_trace(traced: Traced) -> None:
@@ -579,7 +578,7 @@ def test_a_worker_that_is_killed_while_it_has_nothing_leaves_no_trace(traced: Tr
         names.COMPUTATION_TASKS: 1,
         names.COMPUTATION_OUTCOMES + names.SUCCESS: 1,
     }
-    assert_nothing_open(traced)
+    assert_all_is_told_and_counted(traced)
 
 
 def fail_then_wait(folder: Path, gate: Gate) -> int:
@@ -621,7 +620,7 @@ def test_attempts_that_fail_and_attempts_that_are_lost_are_one_chain(
     assert attributes(one(trace, names.COMPUTATION))[names.WASTED_TIME] == pytest.approx(
         wasted(trace), abs=1e-5
     )
-    assert_nothing_open(traced)
+    assert_all_is_told_and_counted(traced)
 
 
 # -- retries -------------------------------------------------------------------------------------------------------
@@ -662,7 +661,7 @@ def test_a_task_that_fails_once_and_then_succeeds_has_two_attempts(shared: Trace
     }
     assert computation.span.status == UNSET
     assert attributes(computation)[names.WASTED_TIME] == pytest.approx(seconds(first), abs=1e-5)
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 def test_a_task_that_uses_up_its_retries_fails_with_its_last_attempt(shared: Traced) -> None:
@@ -684,7 +683,7 @@ def test_a_task_that_uses_up_its_retries_fails_with_its_last_attempt(shared: Tra
     }
     assert (computation.span.status, computation.span.message) == (ERROR, "1 of 1 tasks failed")
     assert attributes(computation)[names.WASTED_TIME] == pytest.approx(wasted(trace), abs=1e-5)
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 def test_a_rescheduled_attempt_is_no_error(shared: Traced, tmp_path: Path) -> None:
@@ -714,7 +713,7 @@ def test_a_rescheduled_attempt_is_no_error(shared: Traced, tmp_path: Path) -> No
         names.COMPUTATION_OUTCOMES + names.RESCHEDULED: 1,
         names.COMPUTATION_OUTCOMES + names.SUCCESS: 1,
     }
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 def wait_then_fail_once(gate: Gate, folder: Path) -> int:
@@ -771,7 +770,7 @@ def test_a_retry_that_the_client_asks_for_is_a_new_computation_linked_to_the_one
         names.COMPUTATION_OUTCOMES + names.SUCCESS: 3,
     }
     assert attributes(one(new, names.COMPUTATION))[names.CLIENT_ID] == shared.client.id
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 # -- errors --------------------------------------------------------------------------------------------------------
@@ -811,7 +810,7 @@ def test_what_depends_on_a_task_that_failed_has_no_task_span_and_its_group_says_
         names.COMPUTATION_OUTCOMES + names.FAILED: 1,
     }
     assert computation.span.message == "5 of 5 tasks failed"
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 def test_what_is_submitted_on_top_of_a_task_that_has_failed_is_a_computation_that_fails_at_once(
@@ -834,7 +833,7 @@ def test_what_is_submitted_on_top_of_a_task_that_has_failed_is_a_computation_tha
         computation = one(trace, names.COMPUTATION)
         assert totals(computation)[names.COMPUTATION_STATE] == names.FAILED
         assert computation.span.status == ERROR
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 def test_what_only_a_failed_task_needed_is_cancelled_while_it_runs(shared: Traced, gate: Gate) -> None:
@@ -852,7 +851,7 @@ def test_what_only_a_failed_task_needed_is_cancelled_while_it_runs(shared: Trace
     assert facts(one(trace, "held")) == {names.ATTEMPT: 1, names.OUTCOME: names.CANCELLED}
     assert totals(one(trace, "max group")) == {names.GROUP_UPSTREAM_FAILED: 1}
     assert totals(one(trace, names.COMPUTATION))[names.COMPUTATION_STATE] == names.FAILED
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 def held_then_fails(gate: Gate) -> NoReturn:
@@ -872,7 +871,7 @@ def test_an_async_task_that_fails_says_so(shared: Traced) -> None:
     assert exceptions(attempt) == [("ValueError", "boom")]
     assert names.THREAD_ID not in attributes(attempt)
     assert totals(one(trace, "fail_later group")) == {names.GROUP_OUTCOMES + names.FAILED: 1}
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 def test_a_task_that_cannot_begin_fails(shared: Traced) -> None:
@@ -891,7 +890,7 @@ def test_a_task_that_cannot_begin_fails(shared: Traced) -> None:
         names.COMPUTATION_TASKS: 1,
         names.COMPUTATION_OUTCOMES + names.FAILED: 1,
     }
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 class Unprintable(Exception):
@@ -948,7 +947,7 @@ def test_an_exception_that_defies_everything_has_its_class_told(
     assert (attempt.span.status, attempt.span.message) == (ERROR, message)
     assert totals(one(trace, "throw group")) == {names.GROUP_OUTCOMES + names.FAILED: 1}
     assert shared.client.submit(inc, 1, pure=False).result() == 2
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 class Watched(Exception):
@@ -991,7 +990,7 @@ def test_no_exception_is_unpickled_on_the_scheduler(receiver: Receiver, tmp_path
             errors = [attributes(r).get(names.ERROR_TYPE) for r in named(traced.spans(), "throw")]
             assert errors == [f"{__name__}.Unprintable"]
             assert (scheduler.said(), worker.said()) == ([], [])
-            assert_nothing_open(traced)
+            assert_all_is_told_and_counted(traced)
 
 
 class Unspillable:
@@ -1024,7 +1023,7 @@ def test_a_result_that_cannot_be_stored_makes_its_attempt_fail(traced_cluster_of
         assert names.RESULT_SIZE not in attributes(attempt)
         assert totals(one(trace, "Unspillable group")) == {names.GROUP_OUTCOMES + names.FAILED: 1}
         assert totals(one(trace, names.COMPUTATION))[names.COMPUTATION_STATE] == names.FAILED
-        assert_nothing_open(traced)
+        assert_all_is_told_and_counted(traced)
 
 
 # -- cancelled -----------------------------------------------------------------------------------------------------
@@ -1067,7 +1066,7 @@ def test_a_cancelled_task_that_runs_has_a_span_of_its_true_length(
     }
     assert computation.span.status == UNSET
     assert attributes(computation)[names.WASTED_TIME] == pytest.approx(seconds(attempt), abs=1e-5)
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 def test_a_cancelled_task_that_goes_on_for_long_is_counted_before_it_ends(
@@ -1102,7 +1101,7 @@ def test_a_cancelled_task_that_goes_on_for_long_is_counted_before_it_ends(
               executor
                 compute
         """)
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 def test_tasks_that_are_cancelled_before_they_start_have_no_task_span(
@@ -1131,7 +1130,7 @@ def test_tasks_that_are_cancelled_before_they_start_have_no_task_span(
         assert totals(one(everything, "pow group")) == {}
         states = [totals(r)[names.COMPUTATION_STATE] for r in named(everything, names.COMPUTATION)]
         assert states == [names.FINISHED, names.CANCELLED, names.CANCELLED]
-        assert_nothing_open(traced)
+        assert_all_is_told_and_counted(traced)
 
 
 def test_a_future_that_is_dropped_while_its_task_runs_is_a_cancelled_task(shared: Traced, gate: Gate) -> None:
@@ -1146,7 +1145,7 @@ def test_a_future_that_is_dropped_while_its_task_runs_is_a_cancelled_task(shared
     trace = shared.trace()
     assert facts(one(trace, "held")) == {names.ATTEMPT: 1, names.OUTCOME: names.CANCELLED}
     assert totals(one(trace, "held group")) == {names.GROUP_OUTCOMES + names.CANCELLED: 1}
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 def test_a_cancelled_task_whose_exception_nobody_gets_is_no_error(shared: Traced, gate: Gate) -> None:
@@ -1162,7 +1161,7 @@ def test_a_cancelled_task_whose_exception_nobody_gets_is_no_error(shared: Traced
     assert facts(attempt) == {names.ATTEMPT: 1, names.OUTCOME: names.CANCELLED}
     assert attempt.span.status == UNSET
     assert totals(one(trace, names.COMPUTATION))[names.COMPUTATION_STATE] == names.CANCELLED
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 @pytest.mark.parametrize("function", [held, held_then_fails])
@@ -1201,7 +1200,7 @@ def test_a_run_that_was_cancelled_and_submitted_again_is_discarded(
     assert totals(one(second, "again group")) == {names.GROUP_OUTCOMES + outcome[names.OUTCOME]: 1}
     states = [attributes(one(t, names.COMPUTATION))[names.COMPUTATION_STATE] for t in (first, second)]
     assert states == [names.CANCELLED, names.FINISHED if function is held else names.FAILED]
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 # -- retired -------------------------------------------------------------------------------------------------------
@@ -1249,7 +1248,7 @@ def test_an_attempt_whose_worker_retires_is_rescheduled_and_no_error_and_the_wor
         names.COMPUTATION_OUTCOMES + names.SUCCESS: 1,
     }
     assert attributes(computation)[names.WASTED_TIME] == pytest.approx(wasted(trace), abs=1e-5)
-    assert_nothing_open(traced)
+    assert_all_is_told_and_counted(traced)
 
 
 # -- restarted -----------------------------------------------------------------------------------------------------
@@ -1304,7 +1303,7 @@ def test_a_restart_ends_what_is_open_and_says_so_and_a_computation_after_it_work
         names.COMPUTATION_TASKS: 1,
         names.COMPUTATION_OUTCOMES + names.SUCCESS: 1,
     }
-    assert_nothing_open(traced)
+    assert_all_is_told_and_counted(traced)
 
 
 # -- stolen --------------------------------------------------------------------------------------------------------
@@ -1332,7 +1331,7 @@ def test_a_task_that_is_stolen_before_it_starts_is_no_attempt(traced: Traced, ga
         names.COMPUTATION_TASKS: 5,
         names.COMPUTATION_OUTCOMES + names.SUCCESS: 5,
     }
-    assert_nothing_open(traced)
+    assert_all_is_told_and_counted(traced)
 
 
 class ReleaseAtOnce(SchedulerPlugin):

@@ -14,13 +14,11 @@ import pytest
 
 import dask_otel
 from dask_otel import endings, names
-from dask_otel.instruments import TASK_ATTEMPTS, WASTE_REASON, WASTED_SECONDS
 from dask_otel.tree import Received
 from tests.cluster.conftest import MakeTraced
-from tests.cluster.metering import samples, totals
-from tests.cluster.support import DEADLINE, Traced, assert_nothing_open, attributes, named, tasks, wait_until
-from tests.cluster.test_durations import REASONS
-from tests.cluster.test_failures import Gate, addresses, computed, gate, itself, kill, links, one, seconds
+from tests.cluster.metering import assert_all_is_told_and_counted, samples, totals, wasted_on_spans
+from tests.cluster.support import DEADLINE, Traced, attributes, named, tasks, wait_until
+from tests.cluster.test_failures import Gate, addresses, computed, gate, itself, kill, links, one
 from tests.cluster.test_sums import assert_sums_agree, on_spans
 
 __all__ = ["gate"]
@@ -118,7 +116,7 @@ def test_a_shuffle_and_a_rechunk_tell_their_phases_and_bytes_once_and_background
     # Dask meters what tasks do in both contexts: there is one number, and it is the spans'.
     assert found["bytes", "foreground"] == found["bytes", "tasks"] == bytes_on_spans(spans)
     assert all(value > 0 for values in found.values() for value in values.values())
-    assert_nothing_open(traced)
+    assert_all_is_told_and_counted(traced)
 
 
 def test_a_shuffle_that_a_lost_worker_restarts_has_each_attempt_told_and_counted_once(
@@ -152,9 +150,6 @@ def test_a_shuffle_that_a_lost_worker_restarts_has_each_attempt_told_and_counted
         assert not [r for r in spans if names.GROUP_INCOMPLETE in attributes(r)]
         assert on_spans(spans, names.OP_GROUP) == pytest.approx(on_spans(spans, names.OP_TASK), abs=1e-9)
 
-        outcomes = Counter((attributes(r)[names.TASK_PREFIX], attributes(r)[names.OUTCOME]) for r in shown)
-        counted = totals(samples(traced.receiver), TASK_ATTEMPTS.name, names.TASK_PREFIX, names.OUTCOME)
-        assert counted == outcomes
         computation = attributes(one(spans, names.COMPUTATION))
         assert computation[names.COMPUTATION_STATE] == names.FINISHED
         by_outcome = Counter(attributes(r)[names.OUTCOME] for r in shown)
@@ -163,17 +158,9 @@ def test_a_shuffle_that_a_lost_worker_restarts_has_each_attempt_told_and_counted
             for key, n in computation.items()
             if key.startswith(names.COMPUTATION_OUTCOMES)
         } == by_outcome
-        for_nothing: defaultdict[tuple[str, str], float] = defaultdict(float)
-        for r in shown:
-            told = attributes(r)
-            reason = REASONS.get(told[names.OUTCOME], "recomputed" if names.CAUSE in told else "")
-            if reason:
-                for_nothing[told[names.TASK_PREFIX], reason] += seconds(r)
-        wasted = totals(samples(traced.receiver), WASTED_SECONDS.name, names.TASK_PREFIX, WASTE_REASON)
-        assert wasted == pytest.approx(for_nothing, abs=1e-5)
-        assert computation[names.WASTED_TIME] == pytest.approx(sum(for_nothing.values()), abs=1e-4)
+        assert computation[names.WASTED_TIME] == pytest.approx(sum(wasted_on_spans(shown).values()), abs=1e-4)
         assert bytes_on_spans(spans)["shards"] == metered(traced)["bytes", "foreground"]["shards"]
-        assert_nothing_open(traced)
+        assert_all_is_told_and_counted(traced)
 
 
 def sent(traced: Traced, address: str, key: Any) -> int | None:
