@@ -180,11 +180,11 @@ class SchedulerSeam:
             self._workers.pop(address, None)
 
     def _wrap_remove_worker(self, original: Callable[..., Awaitable[str]]) -> Callable[..., Awaitable[str]]:
-        async def remove_worker(address: str, *, expected: bool = False, **kwargs: Any) -> str:
-            if expected:
+        async def remove_worker(address: str, **kwargs: Any) -> str:
+            if kwargs.get("expected"):
                 self._retired.add(address)
             try:
-                return await original(address, expected=expected, **kwargs)
+                return await original(address, **kwargs)
             finally:
                 self._retired.discard(address)
 

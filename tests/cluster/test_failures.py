@@ -27,6 +27,7 @@ from dask_otel.tree import Received, outline
 from tests.cluster.commands import PRELOAD, commands
 from tests.cluster.conftest import MakeTraced
 from tests.cluster.metering import assert_all_is_told_and_counted, samples
+from tests.cluster.metering import totals as metric_totals
 from tests.cluster.support import (
     Once,
     Traced,
@@ -138,6 +139,12 @@ def itself(received: Received) -> tuple[bytes, bytes]:
     return received.span.trace_id, received.span.span_id
 
 
+def compute_seconds(traced: Traced) -> dict[tuple[str, ...], float]:
+    """How long tasks have held a slot by prefix, those that run included, as workers have told up to now."""
+    assert dask_otel.flush(traced.client)
+    return metric_totals(samples(traced.receiver), COMPUTE_SECONDS.name, names.TASK_PREFIX)
+
+
 def exceptions(received: Received) -> list[tuple[object, object]]:
     """Types and messages of the exceptions on a span."""
     told = [dict(e.attributes) for e in received.span.events if e.name == names.EXCEPTION_EVENT]
@@ -233,11 +240,16 @@ def test_a_killed_worker_leaves_a_lost_attempt_and_the_results_it_had_are_recomp
     gate.wait_for_tasks()
     wait_for_heartbeat(traced, victim, future.key)
     wait_until(lambda: named(traced.spans(), "inc group"))
+    counted = compute_seconds(traced)["held",]
     kill(traced, victim)
     gate.open()
     assert future.result() == 2
 
     trace = traced.trace()
+    # Of the time that the worker had told, nothing is taken back when it is gone; of its last moments nobody knows.
+    lost, again = tasks(trace, "held")
+    assert 0 < counted <= seconds(lost) + 0.5
+    assert compute_seconds(traced)["held",] >= counted + seconds(again) - 0.5
     assert outlined(trace) == dedent("""\
         dask.compute
           dask.computation
