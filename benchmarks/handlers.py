@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,11 +40,15 @@ OFF, HANDLERS, ALL = "off", "handlers", "handlers, samples"
 
 
 class Counts(NamedTuple):
-    """Looks at the clock and at what is `other`, rounds of the loop, calls of `_transitions`, CPU seconds of the process."""
+    """Looks at the clock and at what is `other`, messages and how many times some were read, rounds of the loop and how many of
+    them waited, calls of `_transitions`, CPU seconds of the process."""
 
     clocks: int
     others: int
+    messages: int
+    reads: int
     rounds: int
+    waits: int
     transitions: int
     cpu: float
 
@@ -53,12 +57,21 @@ class Bookkeeping:
     """Of the scheduler in whose process it is; counts how often it looks at its clock, and at what is `other`."""
 
     def __init__(self, scheduler: Any) -> None:
-        self.clocks = self.others = self.rounds = self.transitions = 0
+        self.clocks = self.others = self.messages = self.reads = self.rounds = self.waits = (
+            self.transitions
+        ) = 0
         guard = Guard("scheduler")
         self.handlers = HandlerSeam(scheduler, guard, self.clock)
         self.parts = LoopPartsSeam(scheduler, guard, self.other)
         self.mode = OFF
         self.began = 0.0
+        self._each = self.handlers._reading._each
+        self.handlers._reading._each = self.each
+
+    def each(self, messages: Any) -> Any:
+        self.reads += 1
+        self.messages += messages.__length_hint__()
+        return self._each(messages)
 
     def clock(self) -> float:
         self.clocks += 1
@@ -92,7 +105,8 @@ class Bookkeeping:
         return seconds, *({of: value / seconds for of, value in found.items()} for found in (totals, parts))
 
     def counts(self) -> Counts:
-        return Counts(self.clocks, self.others, self.rounds, self.transitions, time.process_time())
+        counted = (self.clocks, self.others, self.messages, self.reads, self.rounds, self.waits)
+        return Counts(*counted, self.transitions, time.process_time())
 
     def count_rest(self, scheduler: Any) -> None:
         """From now on, the loop's rounds and the calls of `_transitions` too."""
@@ -101,6 +115,7 @@ class Bookkeeping:
 
         def counted_select(timeout: float | None = None) -> Any:
             self.rounds += 1
+            self.waits += timeout != 0
             return select(timeout)
 
         def counted_transitions(*args: Any) -> Any:
@@ -216,10 +231,12 @@ def report_shares(seconds: float, operations: dict[str, float], parts: dict[str,
 
 def report_prices(counted: Counts, tasks: int) -> None:
     prices = asyncio.run(measure_prices())
-    # A handler, a resumption of one and a call of the selector each look at the clock twice.
-    calls = counted.clocks / 2 - counted.rounds
+    # A message and the end of a read look at the clock once, all others twice: a handler that replies, a wait.
+    calls = (counted.clocks - counted.messages - counted.reads) / 2 - counted.waits
     parts = (
-        ("a handler, or its resumption", calls, prices["handler"]),
+        ("a message of a stream", counted.messages, prices["message"]),
+        ("a read of some", counted.reads, prices["read"]),
+        ("a handler that replies", calls, prices["handler"]),
         ("the selector", counted.rounds, prices["select"]),
         ("a round that is not looked at", counted.rounds, prices["round"]),
         ("a callback that is looked at", counted.others / 2, prices["look"]),
@@ -236,13 +253,24 @@ def report_prices(counted: Counts, tasks: int) -> None:
     print(f"  {'all of it':<32}{'':>17}{whole * 1e6:>9.2f}{whole / each:>12.4f}\n")
 
 
+class Connection:
+    """What it gives is there at once."""
+
+    messages: list[dict[str, str]]
+
+    async def read(self) -> list[dict[str, str]]:
+        return self.messages
+
+
 async def measure_prices() -> dict[str, float]:
     """Seconds that one call of each part adds, at best."""
     server = SimpleNamespace(
         loop=IOLoop.current(),
-        handlers={},
         # As many operations as a scheduler's loop has.
-        stream_handlers={f"op-{number}": lambda key=None: None for number in range(30)},
+        handlers={f"op-{number}": lambda key=None: None for number in range(30)},
+        stream_handlers={"op": lambda key=None: None},
+        handle_stream=lambda comm: None,
+        stream_comms={"worker": SimpleNamespace(comm=Connection(), closed=lambda: False)},
         _transitions=lambda *args: None,
     )
     handlers = HandlerSeam(server, Guard("benchmark"), time.perf_counter)
@@ -276,7 +304,20 @@ async def measure_prices() -> dict[str, float]:
         return min(with_) - min(without)
 
     async def handler() -> float:
-        return calls(server.stream_handlers["op-0"], key="x")
+        return calls(server.handlers["op-0"], key="x")
+
+    def reads(messages: int) -> Callable[[], Awaitable[float]]:
+        comm = server.stream_comms["worker"].comm
+
+        async def look() -> float:
+            comm.messages = [{"op": "op"}] * messages
+            start = time.process_time()
+            for _ in range(5_000):
+                for _message in await comm.read():
+                    pass
+            return (time.process_time() - start) / 5_000
+
+        return look
 
     async def transitions() -> float:
         return calls(server._transitions, {}, {}, {}, "x")
@@ -292,14 +333,18 @@ async def measure_prices() -> dict[str, float]:
     def parts(pace: type[Pace]) -> LoopPartsSeam:
         return LoopPartsSeam(server, Guard("benchmark"), other, pace=pace)
 
+    one, eleven = await added(handlers, reads(1)), await added(handlers, reads(11))
+    message = (eleven - one) / 10
     prices = {
+        "message": message,
+        "read": one - message,
         "handler": await added(handlers, handler),
         "select": await added(handlers, rounds),
         "round": await added(parts(Never), rounds),
         "transitions": await added(parts(Never), transitions),
     }
     handlers.install()
-    for timed in server.stream_handlers.values():
+    for timed in server.handlers.values():
         timed()
     others = 0
     looked = await added(parts(Always), rounds)

@@ -40,7 +40,7 @@ ACTIVITY_NAMES = Vocabulary(names.OVERFLOW_ACTIVITY)
 ACTIVITY_STEP = 0xD1342543DE82EF95
 _NS = 1e9
 #: Bytes of a task's span, of each amount on it, of an activity's span.
-_TASK_BYTES, _AMOUNT_BYTES, _ACTIVITY_BYTES = 460, 60, 220
+_TASK_BYTES, _AMOUNT_BYTES, _ACTIVITY_BYTES = 420, 60, 170
 
 
 class Failure(NamedTuple):
@@ -123,12 +123,16 @@ class Attempt(NamedTuple):
         """Spans it stands for, about."""
         if self.origin.parent.detail < ACTIVITY:
             return 1
-        return 1 + self.posted.units.count("seconds")
+        labels, _, units = self.posts if self.posts is not None else self.amounts
+        # Two amounts of `compute` are one span; without posts the last amount is the rest, which is none.
+        others = ("thread-noncpu" in labels) + (self.posts is None and units[-1:] == ("seconds",))
+        return 1 + units.count("seconds") - others
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of OTLP that its spans come to, about."""
-        size = _TASK_BYTES + _AMOUNT_BYTES * len(self.amounts.labels) + _ACTIVITY_BYTES * (self.weight - 1)
+    def bytes(self, spans: int) -> int:
+        """Bytes of OTLP that so many spans of it come to, about."""
+        labels, _, units = self.amounts
+        different = len(set(zip(labels, units)))  # A reduction has two posts for each of what it reads.
+        size = _TASK_BYTES + _AMOUNT_BYTES * different + _ACTIVITY_BYTES * (spans - 1)
         if self.failure is not None:
             size += len(self.failure.message) * 2 + len(self.failure.stacktrace)
         return size if self.written is None else size + _size_of(self.written)

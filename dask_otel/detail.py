@@ -150,7 +150,7 @@ class Details:
         if computation.submitted and not forced:
             if ledger.graphs >= PHASES * ledger.total:
                 del told[1:]
-            if ledger.graphs >= GRAPHS * ledger.total:
+            if ledger.graphs >= GRAPHS * ledger.total or not ledger.room:
                 told.clear()
         computation.submitted += 1
         ledger.graphs += len(told)

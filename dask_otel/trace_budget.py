@@ -9,7 +9,8 @@ Rules
    each group. Small groups are shown first: the share of a large one is what they leave.
 4. Where tasks turn out to have more spans than was thought, the share of what is still to come falls. Where the budget is
    used up, no task of that trace is told any more.
-5. Those that failed, that were tried again, that were lost and that took the longest have parts of the budget of their own.
+5. Those that failed, that were tried again, that were lost and that took the longest have parts of the budget of their own,
+   which nothing else uses up.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ BYTES_OF_A_SPAN = 300.0
 #: Spans of a task without activities: its transfers come with it.
 SPANS_OF_A_BARE_TASK = 2.0
 #: Parts of what a trace has left, for a graph that is too large for it; the rest is for those that come after it.
-SAMPLED, SLOW, FAILED, RETRIED, LOST = 0.45, 0.12, 0.1, 0.04, 0.04
+SAMPLED, SLOW, FAILED, RETRIED, LOST = 0.5, 0.12, 0.1, 0.04, 0.04
+#: The part of the whole that is for nothing but tasks that turn out to be worth it: the last of a loop that submits, too.
+RESERVED = 0.15
 #: Parts of the whole for the spans of graphs, with and without their phases: a loop that submits has very many.
 PHASES, GRAPHS = 0.1, 0.2
 
@@ -69,6 +72,11 @@ class Ledger:
         """Spans that nobody has used and none are set aside for."""
         left = min(self._budget.spans - self.spans, (self._budget.size - self.bytes) / self._span)
         return max(0.0, left - self.planned)
+
+    @property
+    def room(self) -> float:
+        """Those of them that are not for tasks that turn out to be worth it."""
+        return max(0.0, self.left - RESERVED * self.total)
 
     @property
     def _span(self) -> float:
@@ -157,28 +165,29 @@ def plan(ledger: Ledger, sizes: Mapping[str, int], spans_of_a_task: float) -> Pl
     Examples
     --------
     >>> ledger = Ledger(TraceBudget(spans=1_000, size=1_000_000))
-    >>> plan(ledger, {"load": 100}, 6.0).detail == ACTIVITY
+    >>> plan(ledger, {"load": 100}, 5.0).detail == ACTIVITY
     True
-    >>> plan(ledger, {"load": 400}, 6.0).detail == TASK
+    >>> plan(ledger, {"load": 400}, 5.0).detail == TASK
     True
-    >>> large = plan(ledger, {"load": 20_000, "sum": 10}, 6.0)
+    >>> large = plan(ledger, {"load": 20_000, "sum": 10}, 5.0)
     >>> large.detail == ACTIVITY, large.level == GROUP, large.shares
-    (True, True, {'load': 0.00325, 'sum': 1.0})
+    (True, True, {'load': 0.0045, 'sum': 1.0})
     >>> large.slow, large.failed, large.retried, large.lost
-    (19, 16, 6, 6)
+    (24, 20, 8, 8)
     """
     left, tasks = ledger.left, sum(sizes.values())
     whole = left / spans_of_a_task
     slow, failed, retried, lost = (int(whole * part) for part in (SLOW, FAILED, RETRIED, LOST))
     made = Plan(ACTIVITY, {}, 0, spans_of_a_task, slow, failed, retried, lost, tasks)
-    if tasks * spans_of_a_task <= left:
+    room = ledger.room
+    if tasks * spans_of_a_task <= room:
         return made._replace(spans=tasks * spans_of_a_task)
-    if tasks * SPANS_OF_A_BARE_TASK <= left:
+    if tasks * SPANS_OF_A_BARE_TASK <= room:
         return made._replace(
             detail=TASK, spans=tasks * SPANS_OF_A_BARE_TASK, spans_of_a_task=SPANS_OF_A_BARE_TASK
         )
-    aside = left * (SAMPLED + SLOW + FAILED + RETRIED + LOST)
-    return made._replace(shares=_shares(sizes, whole * SAMPLED), spans=aside)
+    sample = min(room, left * SAMPLED) / spans_of_a_task
+    return made._replace(shares=_shares(sizes, sample), spans=min(sample, tasks) * spans_of_a_task)
 
 
 def _shares(sizes: Mapping[str, int], tasks: float) -> dict[str, float]:

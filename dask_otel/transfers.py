@@ -35,13 +35,14 @@ _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:;([
 
 class TransferContext(NamedTuple):
     """Where a transfer's span belongs; ``fragment`` is what the sender is told, empty where it must not be;
-    ``attributes`` are what the sampler wants on a root."""
+    ``attributes`` are what the sampler wants on a root, ``owner`` the run with whose task it is told, if that is at all."""
 
     parent: Parent
     span_id: bytes
     links: tuple[Link, ...]
     fragment: str
     attributes: Attributes = ()
+    owner: int | None = None
 
 
 class Root(NamedTuple):

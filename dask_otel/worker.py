@@ -22,8 +22,9 @@ from dask_otel.client import TaskClients
 from dask_otel.durations import Kept
 from dask_otel.guard import Guard
 from dask_otel.intervals import Amounts
+from dask_otel.keeping import Keeper
 from dask_otel.outlet import Outlet
-from dask_otel.parents import OFF, TASK, Handed, Parent, attempt_span_id
+from dask_otel.parents import OFF, TASK, Handed, Keep, Parent, attempt_span_id
 from dask_otel.seam import client as client_seam
 from dask_otel.seam.run import Ended, Run
 from dask_otel.seam.worker import WorkerSeam
@@ -246,10 +247,13 @@ class WorkerTelemetry:
         sums = place.sums
         if run.cancelled:
             sums.going -= 1
-        if amounts is not None and (traced.span is not None or self._keeps(run, ended, traced)):
+        if place.keeper is not None and place.parent.keep is not None and run.itemized:
+            self._choose(place.keeper, place.parent.keep, run, ended, traced)
+        if amounts is not None and traced.span_id:
             attempt = self._attempt(run, ended, traced, amounts, failure)
-            sums.spans += attempt.weight
-            sums.bytes += attempt.bytes
+            spans = attempt.weight
+            sums.spans += spans
+            sums.bytes += attempt.bytes(spans)
             if self.outlet.emit(attempt):
                 sums.emitted += 1
                 kept = Kept(place.parent.trace_id, traced.span_id, ended.end)
@@ -258,15 +262,12 @@ class WorkerTelemetry:
         self.sums.flush_soon(place)
         return kept
 
-    def _keeps(self, run: Run, ended: Ended, traced: Traced) -> bool:
+    def _choose(self, keeper: Keeper, keep: Keep, run: Run, ended: Ended, traced: Traced) -> None:
         """Whether an attempt is told that needed not be when it began."""
-        place = traced.place
-        if place is None or place.keeper is None or place.parent.keep is None or not run.itemized:
-            return False
-        if not place.keeper.keeps(place.parent.keep, ended.outcome, ended.end - run.start):
-            return False
-        traced.span_id = attempt_span_id(place.parent.computation_id, run.run_id)
-        return True
+        told = keeper.keeps(keep, ended.outcome, ended.end - run.start)
+        if told and traced.place is not None:
+            traced.span_id = attempt_span_id(traced.place.parent.computation_id, run.run_id)
+        self.data.settle(run.run_id, told)
 
     def run_cancelled(self, run: Run) -> None:
         """Tell the scheduler that it goes on."""

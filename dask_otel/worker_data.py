@@ -14,6 +14,9 @@ from dask_otel.records import CLIENT, INTERNAL
 from dask_otel.seam.transfers import Transfer
 from dask_otel.worker_metrics import WorkerMetrics
 
+#: Runs whose transfers wait for them to end.
+MAX_HELD = 1_000
+
 
 class Standing(Protocol):
     """What is known of the worker's tracing."""
@@ -44,6 +47,8 @@ class WorkerData:
         self._outlet = outlet
         self._metrics = metrics
         self._clock_offset = clock_offset
+        #: Transfers for tasks that may be told, by the run.
+        self._held: dict[int, list[tuple[transfers.TransferContext, Transfer]]] = {}
 
     @property
     def measuring(self) -> bool:
@@ -55,14 +60,26 @@ class WorkerData:
         transfer.followed = self._metrics.meter.on
         if not self._standing.tracing:
             return ""
-        handed = ((unpack(annotation), run_id) for annotation, run_id in waiting)
-        # Those of tasks that are not told are not either.
+        handed = [(unpack(annotation), run_id) for annotation, run_id in waiting]
         traced = [(found.parent, run_id) for found, run_id in handed if found and found.parent.detail >= TASK]
         context = transfers.context_of_transfer(traced, alone, process.new_span_id, self._new_root)
+        if context is None:
+            context = self._uncertain([(found.parent, run_id) for found, run_id in handed if found])
         if context is None:
             return ""
         transfer.followed, transfer.listener = True, context
         return context.fragment
+
+    def _uncertain(self, waiting: list[tuple[Parent, int]]) -> transfers.TransferContext | None:
+        """Where it belongs if the most urgent task is told that need not be; whoever sends is not asked to tell it."""
+        for parent, run_id in waiting:
+            if parent.keep is not None:
+                told = parent._replace(detail=parent.keep.detail, keep=None, peers=False)
+                context = transfers.context_of_transfer(
+                    [(told, run_id)], False, process.new_span_id, self._new_root
+                )
+                return context and context._replace(owner=run_id)
+        return None
 
     def _new_root(self, name: str = names.GATHER_DEP, kind: int = CLIENT) -> transfers.Root | None:
         trace_id = process.new_trace_id()
@@ -77,13 +94,25 @@ class WorkerData:
         """Tell it."""
         context: transfers.TransferContext | None = transfer.listener
         kept = None
-        if context is not None:
-            span = transfers.gather_dep_span(context, transfer, self._clock_offset())
-            if self._outlet.emit(span):
-                kept = Kept(span.trace_id, span.span_id, transfer.end)
-            self._standing.used(context.parent, 2 if context.fragment else 1)
+        if context is not None and context.owner is not None:
+            if len(self._held) >= MAX_HELD:
+                del self._held[next(iter(self._held))]
+            self._held.setdefault(context.owner, []).append((context, transfer))
+        elif context is not None:
+            kept = self._tell(context, transfer)
         seconds = transfer.end - transfer.start
         self._metrics.transferred(INCOMING, transfer.outcome, seconds, transfer.size, kept)
+
+    def _tell(self, context: transfers.TransferContext, transfer: Transfer) -> Kept | None:
+        span = transfers.gather_dep_span(context, transfer, self._clock_offset())
+        self._standing.used(context.parent, 2 if context.fragment else 1)
+        return Kept(span.trace_id, span.span_id, transfer.end) if self._outlet.emit(span) else None
+
+    def settle(self, run_id: int, told: bool) -> None:
+        """A run has ended whose task needed not be told: what it waited for is told with it, or not."""
+        for context, transfer in self._held.pop(run_id, ()):
+            if told:
+                self._tell(context, transfer)
 
     def sent(
         self, fragment: str, keys: int, size: int | None, start: float, end: float, outcome: str

@@ -61,8 +61,7 @@ class Place:
         """Its sums, which begin anew."""
         sums, self.sums, self.waiting = self.sums, Sums(), False
         ended, self.ended = self.ended, []
-        for outcome, seconds, amounts, size in ended:
-            sums.add(outcome, seconds, amounts.posts, size)
+        sums.add_all(ended)
         return sums.to_wire()
 
 

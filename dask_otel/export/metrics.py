@@ -159,7 +159,10 @@ class MetricExporter:
         while True:
             closing = self._closing.is_set()
             flushes = [self._flushes.popleft() for _ in range(len(self._flushes))]
-            while self._batches:
+            # What comes meanwhile is the next turn's: whoever flushes waits for no more than there was.
+            there = len(self._batches)
+            while self._batches and (closing or there):
+                there -= 1
                 self._export(self._batches.popleft())
             self.cpu = thread_time()
             for done in flushes:

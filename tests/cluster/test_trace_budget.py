@@ -16,7 +16,7 @@ from opentelemetry import trace
 from dask_otel import names
 from dask_otel.receiver import Receiver
 from dask_otel.tree import Received
-from tests.cluster.support import Traced, attributes, receiving, traced_cluster
+from tests.cluster.support import DEADLINE, Traced, attributes, receiving, traced_cluster
 
 #: Tasks of the graph that is too large for every run of the tests: a quarter of an hour on two cores.
 LARGE = 200_000
@@ -60,6 +60,8 @@ def cluster() -> Iterator[Traced]:
     with pytest.MonkeyPatch.context() as environment, receiving(environment) as receiver:
         environment.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
         environment.setenv("OTEL_METRICS_EXPORTER", "none")
+        # Sums that come late on a busy machine would not be in the totals.
+        environment.setattr("dask_otel.endings.PATIENCE", DEADLINE)
         with traced_cluster(receiver, n_workers=2, threads=2) as traced:
             yield traced
 
@@ -216,3 +218,17 @@ def test_a_trace_of_many_computations_has_one_budget(cluster: Traced) -> None:
     totals = {name: sum(c[f"dask.trace.spans.{name}"] for c in computations) for name in FATES}
     sent = sum(attributes(r).get(names.OPERATION) == "task" for r in spans)
     assert totals == {"emitted": sent, "rolled_up": 10_000 - sent, "dropped": 0}
+
+
+def test_a_detail_that_there_is_not_is_said_and_left_out(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    with traced_cluster(receiver, n_workers=1, processes=False, silence_logs=False) as traced:
+        with dask.annotate(otel_detail="tasks"):
+            traced.client.compute([dask.delayed(count, pure=False)([i]) for i in range(3)], sync=True)
+        (computation,) = (r for r in traced.spans() if r.span.name == names.COMPUTATION)
+    assert attributes(computation)[names.TRACE_DETAIL] == "activity"
+    said = {record.getMessage() for record in caplog.records if "otel_detail" in record.getMessage()}
+    assert said == {
+        "The annotation otel_detail is 'tasks', which is not auto, activity, task or group; it is left out."
+    }

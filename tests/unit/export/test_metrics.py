@@ -240,3 +240,21 @@ def test_a_receiver_that_is_down_holds_nobody_up(exporter: Any, caplog: pytest.L
     assert one.close(1.0)
     assert one.settled["unreachable"] > 0
     assert len([record for record in caplog.records if record.name.startswith("dask_otel")]) <= 2
+
+
+def test_flush_waits_for_no_more_than_there_was(exporter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where exports come faster than they are sent."""
+    with http_receiver() as receiver:
+        one = exporter(receiver.url)
+        send = one._export
+        left = iter(range(2_000))
+
+        def export(sending: Batch) -> None:
+            if next(left, None) is not None:
+                one.submit(batch(sending.now + 1, seconds(inc=sending.now)))
+            send(sending)
+
+        monkeypatch.setattr(one, "_export", export)
+        one.submit(batch(110.0, seconds(inc=1.0)))
+        assert one.flush(10)
+        assert next(left, None) is not None, "the next is on its way still"
