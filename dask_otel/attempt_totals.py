@@ -105,11 +105,11 @@ class AttemptTotals:
             self._attempts[prefix, names.CANCELLED, listed(self.span_names, tags)] += n
             self._early[prefix] += n
 
-    def lost(self, prefix: str, seconds: float, tags: Sequence[str] = ()) -> None:
-        """An attempt died with its worker."""
+    def lost(self, prefix: str, seconds: float, tags: Sequence[str] = (), outcome: str = names.LOST) -> None:
+        """An attempt ended with its worker."""
         if self.on:
-            self._attempts[prefix, names.LOST, listed(self.span_names, tags)] += 1
-            self._wasted[prefix, names.LOST] += seconds
+            self._attempts[prefix, outcome, listed(self.span_names, tags)] += 1
+            self._wasted[prefix, _REASONS[outcome]] += seconds
 
     def untold(self, prefix: str, outcome: str, tags: Sequence[str] = ()) -> None:
         """An attempt has ended on a worker that tells nothing."""

@@ -147,6 +147,12 @@ async def _disable_workers(client: Any) -> None:
         registered = True
     if registered:
         await remote.remove_from_workers(client, BY_CLIENT)
+        await remote.on_workers(client, _say_farewell, None, "ignore")
+
+
+async def _say_farewell(dask_worker: Worker) -> None:
+    """Send what it has: a plugin that was removed does not wait for that."""
+    await process.farewell()
 
 
 async def _registered(dask_scheduler: Scheduler) -> bool:

@@ -72,6 +72,8 @@ class Computations:
     ----------
     emit:
         Gets each span as it ends.
+    emit_lost:
+        Gets the span of each attempt that died with its worker, beside that worker's address.
     new_trace_id, new_span_id:
         Give ids of 16 and 8 bytes.
     sample:
@@ -90,6 +92,7 @@ class Computations:
         self,
         *,
         emit: Callable[[Span], object],
+        emit_lost: Callable[[str, Span], object],
         new_trace_id: Callable[[], bytes],
         new_span_id: Callable[[], bytes],
         sample: Callable[[bytes, int], Decision],
@@ -99,6 +102,7 @@ class Computations:
         details: Details | None = None,
     ) -> None:
         self._emit = emit
+        self._emit_lost = emit_lost
         self._new_trace_id = new_trace_id
         self._new_span_id = new_span_id
         self._sample = sample
@@ -459,9 +463,13 @@ class Computations:
         *,
         assumed: bool,
         failed: bool,
+        retired: bool = False,
         worker: tuple[str, str],
     ) -> None:
-        """The attempt of ``flight`` ended with its worker ``(address, name)``, and the task with it if it ``failed``."""
+        """The attempt of ``flight`` ended with its worker ``(address, name)``, and the task with it if it ``failed``.
+
+        On a worker that was ``retired`` it was not lost: its task runs elsewhere.
+        """
         if not group.computation.told:
             return
         error_type = names.KILLED_WORKER if failed else names.WORKER_LOST
@@ -469,16 +477,19 @@ class Computations:
         # What nobody else can tell is answered here.
         group.expected += 1
         seconds = max(0.0, now - start)
-        group.sums.add(names.LOST, seconds, ())
-        self.totals.lost(group.prefix, seconds, group.tags)
+        outcome = names.RESCHEDULED if retired else names.LOST
+        group.sums.add(outcome, seconds, ())
+        self.totals.lost(group.prefix, seconds, group.tags, outcome)
         told = self.details.loses(group)
         self._attempted(key, group, flight, told)
         if told:
             group.sums.emitted += 1
             span_id = attempt_span_id(group.computation.span_id, flight.run_id)
-            self._emit(
-                summary.lost_span(group, str(key), span_id, past, start, now, assumed, error_type, worker)
-            )
+            span = summary.lost_span(group, str(key), span_id, past, start, now, assumed, error_type, worker)
+            if retired:
+                self._emit(summary.retired(span))
+            else:
+                self._emit_lost(worker[0], span)
         if failed:
             self._chains.end(key, flight.run_id, group.computation.parent.trace_id)
 
@@ -530,8 +541,19 @@ class Computations:
         if self._joinable.get(computation.pair) is computation:
             del self._joinable[computation.pair]
 
-    def stop(self, now: float, state: str) -> None:
-        """Tell everything that is open: the scheduler restarts or closes."""
+    def restart(self, now: float) -> None:
+        """The scheduler has forgotten all tasks: what is open ends, once its workers have said what became of it."""
+        for key in list(self._active):
+            group, flight = self.deactivate(key, "processing", "released", lambda: now)
+            if group is not None and flight is not None:
+                self.ended(key, group, flight, "released", ran=False)
+        for group in self._limbo.values():
+            group.computation.restarted = True
+        self._chains.clear()
+        self._joinable.clear()
+
+    def stop(self, now: float) -> None:
+        """Tell everything that is open: the scheduler closes."""
         for computation in self.unsettled.values():
             if not computation.settled:
                 computation.paused_until = self._paused()
@@ -540,7 +562,7 @@ class Computations:
         self._chains.clear()
         self._joinable.clear()
         self._current = None
-        self._endings.stop(now, state)
+        self._endings.stop(now)
 
     def forget(self) -> None:
         """Hold nothing of what is open, and tell nothing of it."""

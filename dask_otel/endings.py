@@ -104,10 +104,11 @@ class Endings:
         """
         again: float | None = None
         for computation in list(self._touched):
-            if not (computation.settled and self._tell_settled(computation, now)):
+            left = self._tell_settled(computation, now) if computation.settled else None
+            if left is None:
                 self._touched.discard(computation)
             else:
-                again = PATIENCE
+                again = left if again is None else min(again, left)
         while self._idle:
             group = next(iter(self._idle))
             left = group.end + LINGER - now
@@ -116,16 +117,16 @@ class Endings:
             self._tell_group(group)
         return again
 
-    def _tell_settled(self, computation: Computation, now: float) -> bool:
-        """Tell what can be; whether something waits for sums."""
+    def _tell_settled(self, computation: Computation, now: float) -> float | None:
+        """Tell what can be; for how long (s) a group waits for sums at most, ``None`` if none does."""
         self._settled(computation)
         for group in list(computation.groups.values()):
             if group.complete or now - group.end >= PATIENCE or not computation.told:
                 self._tell_group(group)
         if computation.groups:
-            return True
+            return PATIENCE - (now - min(group.end for group in computation.groups.values()))
         self._tell_computation(computation, names.FINISHED)
-        return False
+        return None
 
     def _tell_group(self, group: Group) -> None:
         computation = group.computation
@@ -151,8 +152,8 @@ class Endings:
             self._emit(summary.tag_span(tag))
         self._emit(summary.computation_span(computation, state))
 
-    def stop(self, now: float, state: str) -> None:
-        """Tell everything that is open: the scheduler restarts or closes."""
+    def stop(self, now: float) -> None:
+        """Tell everything that is open: the scheduler closes."""
         for computation in list(self.unsettled.values()):
             for group in list(computation.groups.values()):
                 if group.pending:
@@ -161,8 +162,7 @@ class Endings:
             computation.pending = 0
             if computation.end == computation.start:
                 computation.end = max(computation.end, now)
-            if computation.graphs == 0 or state == names.CLOSED:
-                self._tell_computation(computation, state)
+            self._tell_computation(computation, names.CLOSED)
         self._touched.clear()
 
     def forget(self) -> None:

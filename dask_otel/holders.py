@@ -3,6 +3,7 @@
 Rules
 -----
 1. Of a server's plugins the first has the telemetry, the others wait: if it goes, the next takes over.
+   One that is about to leave does so when another comes.
 2. The process's own settings count; where it was told nothing about a signal, those that came with a plugin.
 """
 
@@ -32,10 +33,11 @@ T = TypeVar("T", bound=Telemetry)
 
 
 class Plugin(Protocol[T]):
-    """A plugin of ours; ``settings`` came with it, ``telemetry`` is there while it reports."""
+    """A plugin of ours; ``settings`` came with it, ``telemetry`` is there while it reports, ``leaving`` says that it leaves soon."""
 
     settings: Settings | None
     telemetry: T | None
+    leaving: bool
 
 
 class Holders(Generic[T]):
@@ -59,6 +61,8 @@ class Holders(Generic[T]):
             plugin.telemetry = start(_settings(plugins))
         else:
             _adapt(plugins)
+            for other in [other for other in plugins if other.leaving]:
+                self.leave(server, other)
 
     def leave(self, server: Any, plugin: Plugin[T]) -> T | None:
         """A plugin goes; returns what nobody reports by any more, to be stopped."""

@@ -66,7 +66,7 @@ EXECUTING, PAUSED, CONSTRAINED, IDLE = "executing", "paused", "constrained", "id
 THREAD_STATES = (EXECUTING, PAUSED, CONSTRAINED, GATHER_DEP, IDLE)
 
 # -- values of error.type that are not an exception's class ------------------------------------------------------
-WORKER_LOST, KILLED_WORKER = "worker_lost", "killed_worker"
+WORKER_LOST, KILLED_WORKER, OVER_MEMORY_LIMIT = "worker_lost", "killed_worker", "memory_limit"
 #: OpenTelemetry's value for an error of a class that is not known.
 OTHER_ERROR = "_OTHER"
 
@@ -218,7 +218,7 @@ ERROR_TYPE = _attribute(
     "error.type",
     "string",
     "task, actor, transfer, graph update",
-    "The exception's class, or `worker_lost`, `killed_worker`.",
+    "The exception's class, or `worker_lost`, `killed_worker`, `memory_limit`.",
 )
 
 # -- activity ----------------------------------------------------------------------------------------------------

@@ -78,6 +78,8 @@ class Computation:
         #: File and line of the calling code, where Dask captured it.
         self.code: tuple[str, int] | None = None
         self.pending = self.graphs = self.tasks = self.erred = self.cancelled = 0
+        #: Whether a client restarted the cluster while tasks of it were active.
+        self.restarted = False
         self.groups: dict[tuple[str, str], Group] = {}
         self.tags: dict[str, Tag] = {}
         self.prefixes: dict[str, None] = {}

@@ -20,11 +20,13 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from dask_otel import names, process, submission
 from dask_otel.carried import Decision
 from dask_otel.computations import Activated, Computations
+from dask_otel.deaths import Deaths
 from dask_otel.detail import Details
 from dask_otel.guard import PROCESS, Guard
 from dask_otel.holders import BY_CLIENT, BY_PRELOAD, Holders
 from dask_otel.outlet import Outlet
 from dask_otel.parents import ACTIVITY, DETAILS, OFF
+from dask_otel.records import Span
 from dask_otel.rollup import Graph
 from dask_otel.scheduler_metrics import SchedulerMetrics
 from dask_otel.seam.scheduler import ACTIVE, Arrived, Deaf, SchedulerSeam, Submission
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 _HOOKS = "update_graph", "transition", "log_event", "_task_to_msg", "task-erred", "check", "workers"
 #: Seconds that a worker has to say that it runs dask-otel, from the end of the first task that says it does not.
 GRACE = 1.0
+#: Seconds that a nanny has to say why it ended its worker, after that is gone: its word comes by a connection of its own.
+LAST_WORD = 1.0
 
 
 class SchedulerTelemetry:
@@ -50,8 +54,10 @@ class SchedulerTelemetry:
         self._loop = asyncio.get_running_loop()
         self.outlet = Outlet(settings, "scheduler", scheduler.id, lambda: {names.CLUSTER_ID: scheduler.id})
         self.seam: SchedulerSeam = SchedulerSeam(scheduler, self, self.guard)
+        self.deaths = Deaths(self.outlet.emit)
         self.model = Computations(
             emit=self.outlet.emit,
+            emit_lost=self._attempt_lost,
             new_trace_id=process.new_trace_id,
             new_span_id=process.new_span_id,
             sample=self._sample,
@@ -175,8 +181,15 @@ class SchedulerTelemetry:
             now,
             assumed=since is None,
             failed=finish == "erred",
+            retired=self.seam.retired(flight.address),
             worker=(flight.address, self.seam.worker_name(flight.address)),
         )
+
+    def _attempt_lost(self, address: str, span: Span) -> None:
+        if self.seam.has_nanny(address):
+            self.deaths.lost(address, span)
+        else:
+            self.outlet.emit(span)
 
     def task_blocked(self, task: Activated) -> None:
         self.model.block(task, time.time)
@@ -197,6 +210,10 @@ class SchedulerTelemetry:
         if self.model.touched:
             self._check_soon()
 
+    def worker_over_limit(self, address: str) -> None:
+        """A nanny ends its worker at its memory limit."""
+        self.deaths.over_limit(address, alive=self.seam.alive(address))
+
     def worker_added(self, address: str) -> None:
         self.seam.worker_added(address)
         self._workers.add(address)
@@ -207,6 +224,7 @@ class SchedulerTelemetry:
         self._workers.discard(address)
         self._instrumented.pop(address, None)
         self._lost.pop(address, None)
+        self._loop.call_later(LAST_WORD, self.deaths.conclude, address)
         self._count_peers()
 
     def _worker_runs(self, address: str, version: object) -> None:
@@ -279,18 +297,24 @@ class SchedulerTelemetry:
         self._check_soon()
 
     async def settled(self, timeout: float) -> bool:
-        """Wait until no computation waits for its workers' sums; whether that was so in time."""
+        """Wait until nothing waits for what workers and nannies say; whether that was so in time."""
         deadline = time.monotonic() + timeout
-        while self.model.ending and time.monotonic() < deadline:
+        while (waiting := self.model.ending or bool(self.deaths)) and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-        return not self.model.ending
+        return not waiting
 
-    def stop(self, state: str) -> None:
-        """Tell all that is open."""
+    def restarted(self) -> None:
+        """A client has restarted the cluster: no task is left."""
+        self.model.restart(time.time())
+        self._check_soon()
+
+    def stop(self) -> None:
+        """Tell all that is open: the scheduler closes, or reports no more."""
         if self._next_check is not None:
             self._next_check.cancel()
             self._next_check = None
-        self.model.stop(time.time(), state)
+        self.deaths.conclude_all()
+        self.model.stop(time.time())
 
     def _tidy_soon(self) -> None:
         if self._tidying is None:
@@ -304,14 +328,14 @@ class SchedulerTelemetry:
         if self.seam.busy():
             self._tidy_soon()
             return
-        self.guard.each("tidy", lambda: self.stop(names.CLOSED))
+        self.guard.each("tidy", self.stop)
         self.model.forget()
 
     def _stop_tracing(self) -> None:
         """Make no more spans, nor keep what they would be made of; metrics go on."""
         seam = self.seam
         self.seam = Deaf(seam)
-        self.guard.each("off", seam.release, lambda: self.stop(names.CLOSED))
+        self.guard.each("off", seam.release, self.stop)
         # Where that failed too, nobody would let go of what is open.
         self.model.forget()
         self._lost.clear()
@@ -320,9 +344,7 @@ class SchedulerTelemetry:
         """Report no more."""
         if self._tidying is not None:
             self._tidying.cancel()
-        self.guard.each(
-            "close", lambda: self.stop(names.CLOSED), self.metrics.meter.stop, self.seam.uninstall
-        )
+        self.guard.each("close", self.stop, self.metrics.meter.stop, self.seam.uninstall)
 
 
 def _asked(annotation: object) -> int | None:
@@ -344,6 +366,7 @@ class SchedulerOtel(SchedulerPlugin):
     """The scheduler's plugin; made with the settings of whoever registers it, used where the scheduler has none."""
 
     idempotent = True
+    leaving = False
 
     def __init__(self, settings: Settings | None = None, by_client: bool = False) -> None:
         self.settings = settings
@@ -427,7 +450,7 @@ class SchedulerOtel(SchedulerPlugin):
     def restart(self, scheduler: Scheduler) -> None:
         telemetry = self.telemetry
         if telemetry is not None:
-            telemetry.guard.each("workers", lambda: telemetry.stop(names.RESTARTED))
+            telemetry.guard.each("workers", telemetry.restarted)
 
     async def close(self) -> None:
         telemetry = self.telemetry

@@ -142,7 +142,9 @@ def _group_attributes(group: Group) -> Iterator[tuple[str, Value]]:
 
 def computation_span(computation: Computation, state: str) -> Span:
     """The span of a computation, told last, with its totals."""
-    if state == names.FINISHED and computation.erred:
+    if state == names.FINISHED and computation.restarted:
+        state = names.RESTARTED
+    elif state == names.FINISHED and computation.erred:
         state = names.FAILED
     elif state == names.FINISHED and computation.cancelled:
         state = names.CANCELLED
@@ -220,6 +222,24 @@ def lost_span(
         status=ERROR,
         message=f"worker {worker[0]} was lost",
     )
+
+
+def retired(span: Span) -> Span:
+    """The span of an attempt whose worker was not lost but retired: no error."""
+    attributes = tuple(
+        (key, names.RESCHEDULED if key == names.OUTCOME else value)
+        for key, value in span.attributes
+        if key != names.ERROR_TYPE
+    )
+    return span._replace(attributes=attributes, status=UNSET, message="")
+
+
+def over_limit(span: Span, address: str) -> Span:
+    """The span of a lost attempt, now that its worker's nanny has said why it died."""
+    attributes = tuple(
+        (key, names.OVER_MEMORY_LIMIT if key == names.ERROR_TYPE else value) for key, value in span.attributes
+    )
+    return span._replace(attributes=attributes, message=f"worker {address} exceeded its memory limit")
 
 
 def _identity(computation: Computation, state: str) -> Iterator[tuple[str, Value]]:

@@ -8,6 +8,7 @@ Rules
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from distributed import Client, Nanny, Scheduler, Worker
@@ -34,6 +35,8 @@ class WorkerOtel(WorkerPlugin):
         self.settings = settings
         self.name = name
         self.telemetry: WorkerTelemetry | None = None
+        self.leaving = False
+        self._left: asyncio.Task[None] | None = None
         self._worker: Worker | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -56,6 +59,18 @@ class WorkerOtel(WorkerPlugin):
         return telemetry
 
     async def teardown(self, worker: Worker) -> None:
+        """Report no more.
+
+        A worker that joins while the plugin is registered gets it twice: Dask tears the first down and sets up the second before
+        anything else happens. Hence on a worker that goes on it leaves only then, and what reports goes on.
+        """
+        if self.telemetry is None or self.telemetry.seam.closing:
+            await self._leave(worker)
+        else:
+            self.leaving = True
+            self._left = asyncio.get_running_loop().create_task(self._leave(worker))
+
+    async def _leave(self, worker: Worker) -> None:
         telemetry = self.telemetry
         try:
             telemetry = workers.leave(worker, self)
@@ -66,6 +81,11 @@ class WorkerOtel(WorkerPlugin):
                 telemetry.guard.each("close", telemetry.stop)
             finally:
                 await process.farewell()
+
+    async def left(self) -> None:
+        """Wait until what it had is sent."""
+        if self._left is not None:
+            await self._left
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
         telemetry = self.telemetry
@@ -124,7 +144,10 @@ async def undo_setup(server: Scheduler | Worker) -> None:
     if isinstance(server, Scheduler):
         await remove_scheduler_plugin(server, BY_PRELOAD)
     elif BY_PRELOAD in server.plugins:
+        plugin = server.plugins[BY_PRELOAD]
         await server.plugin_remove(BY_PRELOAD)
+        if isinstance(plugin, WorkerOtel):
+            await plugin.left()
 
 
 async def remove_scheduler_plugin(scheduler: Scheduler, name: str) -> None:

@@ -125,7 +125,19 @@ class WorkerTelemetry:
 
     def stop(self) -> None:
         """Report no more; what was recorded is still to be sent."""
-        self.guard.each("close", self.sums.flush, self.metrics.meter.stop, self._let_go, self.outlet.close)
+        self.guard.each(
+            "close",
+            self._cancel_the_rest,
+            self.sums.flush,
+            self.metrics.meter.stop,
+            self._let_go,
+            self.outlet.close,
+        )
+
+    def _cancel_the_rest(self) -> None:
+        """What runs on after the worker has closed ends now, for us."""
+        for run in self.seam.left_behind():
+            self.run_ended(run, Ended(names.CANCELLED, max(run.start, time.time()), ()))
 
     def _let_go(self) -> None:
         self.guard.each(

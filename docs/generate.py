@@ -60,7 +60,7 @@ A task's attempt ends as one of these; `dask.computation.outcomes.<outcome>` and
 {transfer_outcomes}
 
 `error.type` is the exception's class, or one of: `{worker_lost}` (the worker of the attempt is gone), `{killed_worker}` (and the task failed of
-that), `{other}` (the class is not known).
+that), `{over_memory_limit}` (its nanny ended it at its memory limit, by the nanny's word), `{other}` (the class is not known).
 
 ## Metrics
 
@@ -118,10 +118,10 @@ SPANS = (
 TASK_OUTCOMES = {
     names.SUCCESS: "its result was taken",
     names.FAILED: "it raised, or its result could not be stored",
-    names.CANCELLED: "nobody wanted it any more while it ran; the span ends when its code does",
-    names.RESCHEDULED: "it raised `Reschedule`",
+    names.CANCELLED: "nobody wanted it any more while it ran, or the client restarted the cluster; the span ends when its code does, at the latest when its worker closes",
+    names.RESCHEDULED: "it raised `Reschedule`, or its worker was retired while it ran",
     names.DISCARDED: "its result came when another run of the same task was wanted",
-    names.LOST: "its worker died or was restarted",
+    names.LOST: "its worker died, or was closed or restarted by itself",
 }
 TRANSFER_OUTCOMES = {
     names.SUCCESS: "data came",
@@ -149,6 +149,7 @@ def page() -> str:
         lost=names.LOST,
         worker_lost=names.WORKER_LOST,
         killed_worker=names.KILLED_WORKER,
+        over_memory_limit=names.OVER_MEMORY_LIMIT,
         other=names.OTHER_ERROR,
         metrics="\n".join(section for server in ("worker", "scheduler") for section in _metrics(server)),
         worker_prefixes=worker_metrics.MAX_PREFIXES,

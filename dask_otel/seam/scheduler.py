@@ -31,6 +31,8 @@ ACTIVE = frozenset(("waiting", "processing", "queued", "no-worker"))
 _RETRIED = ("task-erred", "execute-unknown-error", "reschedule")
 #: How the stimulus begins with which a client has a task that failed tried again.
 _ASKED = "stimulus-retry"
+#: The topic of a nanny that ends its worker at its memory limit.
+_OVER_LIMIT = "worker-restart-memory"
 
 
 class Submission(NamedTuple):
@@ -76,6 +78,8 @@ class Listener(Protocol):
 
     def worker_told(self, address: str, message: dict[str, Any]) -> None: ...
 
+    def worker_over_limit(self, address: str) -> None: ...
+
 
 class SchedulerSeam:
     """Hooks on one scheduler."""
@@ -92,6 +96,8 @@ class SchedulerSeam:
         self._stale: Hashable = None
         #: States of workers, also of those that are being removed: their last heartbeat is asked for then.
         self._workers: dict[str, WorkerState] = dict(scheduler.workers)
+        #: Workers that are being removed since somebody wanted it so.
+        self._retired: set[str] = set()
 
     def install(self) -> None:
         """Wrap the scheduler's methods, and tell whoever asks that we are here."""
@@ -102,6 +108,7 @@ class SchedulerSeam:
         self._wraps.entry(handlers, "task-erred", self._wrap_task_erred(handlers["task-erred"]))
         self._wraps.attribute(scheduler, "_task_to_msg", self._wrap_task_to_msg(scheduler._task_to_msg))
         self._wraps.also(PauseLog(0).close)
+        self._wraps.attribute(scheduler, "remove_worker", self._wrap_remove_worker(scheduler.remove_worker))
 
     def uninstall(self) -> None:
         """Put everything back."""
@@ -131,6 +138,15 @@ class SchedulerSeam:
     def worker_name(self, address: str) -> str:
         ws = self._workers.get(address)
         return str(ws.name) if ws is not None else address
+
+    def retired(self, address: str) -> bool:
+        """Whether a worker is being removed since it was retired: what ran there is sent elsewhere, and no failure."""
+        return address in self._retired
+
+    def has_nanny(self, address: str) -> bool:
+        """Whether somebody may say why a worker has died."""
+        ws = self._workers.get(address)
+        return ws is not None and ws.nanny is not None
 
     def started(self, address: str, sent: dict[Hashable, float]) -> dict[Hashable, float | None]:
         """Which tasks ran on a worker that is lost, and since when: ``None`` where it can only be assumed.
@@ -172,6 +188,17 @@ class SchedulerSeam:
     def worker_removed(self, address: str) -> None:
         if address not in self._scheduler.workers:
             self._workers.pop(address, None)
+
+    def _wrap_remove_worker(self, original: Callable[..., Awaitable[str]]) -> Callable[..., Awaitable[str]]:
+        async def remove_worker(address: str, **kwargs: Any) -> str:
+            if kwargs.get("expected"):
+                self._retired.add(address)
+            try:
+                return await original(address, **kwargs)
+            finally:
+                self._retired.discard(address)
+
+        return remove_worker
 
     # -- graphs -------------------------------------------------------------------------------------------------
     def _wrap_update_graph(self, original: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
@@ -226,6 +253,8 @@ class SchedulerSeam:
             # Kept for nobody: the broker would remember up to 100,000 of them.
             self._scheduler._broker.truncate(TOPIC)
             self._listener.worker_told(message.get("worker", ""), message)
+        elif topic == _OVER_LIMIT:
+            self._listener.worker_over_limit(message["worker"])
         elif topic == "scheduler" and isinstance(message, dict) and message.get("action") == "update-graph":
             self._listener.graph_measured(
                 message["stimulus_id"], message.get("metrics") or {}, message["status"] == "error"
@@ -322,6 +351,8 @@ class _Nobody(Listener):
         return None
 
     def worker_told(self, address: str, message: dict[str, Any]) -> None: ...
+
+    def worker_over_limit(self, address: str) -> None: ...
 
 
 class Deaf(SchedulerSeam):

@@ -14,11 +14,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from math import isnan
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
 
 from dask.utils import key_split
+from distributed.core import Status
 from distributed.metrics import context_meter
 from distributed.utils import key_split_group
 from distributed.worker_state_machine import ExecuteFailureEvent, ExecuteSuccessEvent, RescheduleEvent
@@ -104,6 +106,8 @@ class WorkerSeam:
         self._waiting: dict[Hashable, float] = {}
         self._ready: dict[Hashable, float] = {}
         self._runs: dict[Hashable, Run] = {}
+        #: By task: annotations of dispatches that were given up in the tick in which they were to start.
+        self._early: WeakKeyDictionary[Any, dict[int, object]] = WeakKeyDictionary()
         self._met_untraced = False
         self._delay = self._offset = 0.0
         #: Of the last heartbeats.
@@ -181,6 +185,15 @@ class WorkerSeam:
         running: Iterable[Any] = self._worker.state.all_running_tasks
         return running
 
+    @property
+    def closing(self) -> bool:
+        return self._worker.status is Status.closing
+
+    def left_behind(self) -> Iterator[Run]:
+        """Runs that the scheduler gave up and that go on, where the worker closes: their ends will not be seen."""
+        if self.closing:
+            yield from [run for run in self._runs.values() if run.cancelled]
+
     # -- what the worker's state machine tells ----------------------------------------------------------------
     def transition(self, key: Hashable, start: str, finish: str) -> None:
         """Remember since when a task waits, is ready, has seceded; ``finish`` is the requested state, one of `TOLD`."""
@@ -204,11 +217,25 @@ class WorkerSeam:
             run = self._runs.get(key)
             if run is not None:
                 self._cancel(run)
+            else:
+                self._note_early(key)
         elif start in _UNSTARTED or start == "resumed":
             state = self._worker.state.tasks.get(key)
             # Resumed from executing there is a run, whose end is the answer.
             if state is not None and (start != "resumed" or state.previous == "flight"):
                 self._answer(state)
+
+    def _note_early(self, key: Hashable) -> None:
+        """Given up while it executes, and no run is known: it is about to begin, unless nobody wants to know of it."""
+        state = self._worker.state.tasks.get(key)
+        if state is not None and state.annotations and ANNOTATION in state.annotations:
+            self._early.setdefault(state, {})[state.run_id] = state.annotations[ANNOTATION]
+
+    def _answer_early(self, state: Any) -> None:
+        """What begins now is the last of the dispatches that came until then."""
+        for run_id, annotation in (self._early.pop(state, None) or {}).items():
+            if run_id != state.run_id:
+                self._listener.never_ran(state.key, annotation)
 
     def _cancel(self, run: Run) -> None:
         if not run.cancelled:
@@ -250,6 +277,8 @@ class WorkerSeam:
         waiting = self._waiting.pop(key, None)
         ready = self._ready.pop(key, None)
         state = self._worker.state.tasks.get(key)
+        if self._early and state is not None:
+            self._answer_early(state)
         annotation = state.annotations.get(ANNOTATION) if state is not None and state.annotations else None
         if state is None or (annotation is None and not self._listener.measuring):
             return self._begin_untraced()

@@ -34,7 +34,7 @@ from dask_otel.receiver import Receiver
 from dask_otel.tree import Received
 from tests.cluster.commands import PRELOAD, commands
 from tests.cluster.conftest import MakeTraced
-from tests.cluster.metering import samples, totals
+from tests.cluster.metering import REASONS, samples, totals
 from tests.cluster.support import (
     DEADLINE,
     Once,
@@ -258,13 +258,6 @@ WASTED = {
     ("base", "recomputed"),
     ("lost", "lost"),
 }
-REASONS = {
-    names.FAILED: "failed",
-    names.LOST: "lost",
-    names.CANCELLED: "cancelled",
-    names.RESCHEDULED: "cancelled",
-    names.DISCARDED: "cancelled",
-}
 
 
 def task_spans(spans: list[Received]) -> list[tuple[tuple[str, str, str], Received]]:
@@ -410,7 +403,14 @@ def test_totals_go_on_when_the_client_restarts_the_cluster(traced: Traced, tmp_p
     client.restart()
     assert running.status == "cancelled"
     wait([client.submit(inc, x, key=f"inc-{x}") for x in range(2)])
-    become(client, lambda: attempts(traced.receiver)["inc", "success"], 5)
+    become(
+        client,
+        lambda: attempts(traced.receiver),
+        {("inc", "success"): 5, ("restarted", "cancelled"): 1},
+    )
+    become(client, lambda: number(durations(traced.receiver))["restarted", "cancelled", ""], 1)
+    (run,) = [r for (prefix, *_), r in task_spans(traced.spans()) if prefix == "restarted"]
+    assert wasted(traced.receiver) == {("restarted", "cancelled"): pytest.approx(seconds(run), abs=1e-5)}
     assert_never_falls(traced.receiver)
 
 

@@ -7,26 +7,30 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
 from typing import Any, NoReturn
 
 import dask
 import pytest
-from distributed import Future, KilledWorker, Reschedule, secede, wait
+from distributed import Client, Future, KilledWorker, Reschedule, Scheduler, Worker, secede, wait
+from distributed.diagnostics.plugin import SchedulerPlugin
 
 import dask_otel
 from dask_otel import endings, names
+from dask_otel.instruments import COMPUTE_SECONDS
 from dask_otel.receiver import Receiver
 from dask_otel.records import ERROR, UNSET
 from dask_otel.tree import Received, outline
 from tests.cluster.commands import PRELOAD, commands
 from tests.cluster.conftest import MakeTraced
+from tests.cluster.metering import assert_all_is_told_and_counted, samples
+from tests.cluster.metering import totals as metric_totals
 from tests.cluster.support import (
     Once,
     Traced,
-    assert_nothing_open,
     attributes,
     named,
     tasks,
@@ -135,6 +139,12 @@ def itself(received: Received) -> tuple[bytes, bytes]:
     return received.span.trace_id, received.span.span_id
 
 
+def compute_seconds(traced: Traced) -> dict[tuple[str, ...], float]:
+    """How long tasks have held a slot by prefix, those that run included, as workers have told up to now."""
+    assert dask_otel.flush(traced.client)
+    return metric_totals(samples(traced.receiver), COMPUTE_SECONDS.name, names.TASK_PREFIX)
+
+
 def exceptions(received: Received) -> list[tuple[object, object]]:
     """Types and messages of the exceptions on a span."""
     told = [dict(e.attributes) for e in received.span.events if e.name == names.EXCEPTION_EVENT]
@@ -150,6 +160,11 @@ def outlined(spans: list[Received]) -> str:
     """The structure below the computation, without transfers and the phases of graph updates."""
     kept = [r for r in without_transfers(spans) if attributes(r)[names.OPERATION] != names.OP_GRAPH]
     return outline(kept) + "\n"
+
+
+def without_activities(spans: list[Received]) -> str:
+    """The same, without what happened inside tasks."""
+    return outlined([r for r in spans if attributes(r)[names.OPERATION] != names.OP_ACTIVITY])
 
 
 # -- clusters ------------------------------------------------------------------------------------------------------
@@ -225,11 +240,16 @@ def test_a_killed_worker_leaves_a_lost_attempt_and_the_results_it_had_are_recomp
     gate.wait_for_tasks()
     wait_for_heartbeat(traced, victim, future.key)
     wait_until(lambda: named(traced.spans(), "inc group"))
+    counted = compute_seconds(traced)["held",]
     kill(traced, victim)
     gate.open()
     assert future.result() == 2
 
     trace = traced.trace()
+    # Of the time that the worker had told, nothing is taken back when it is gone; of its last moments nobody knows.
+    lost, again = tasks(trace, "held")
+    assert 0 < counted <= seconds(lost) + 0.5
+    assert compute_seconds(traced)["held",] >= counted + seconds(again) - 0.5
     assert outlined(trace) == dedent("""\
         dask.compute
           dask.computation
@@ -273,7 +293,7 @@ def test_a_killed_worker_leaves_a_lost_attempt_and_the_results_it_had_are_recomp
         names.GROUP_OUTCOMES + names.LOST: 1,
         names.GROUP_OUTCOMES + names.SUCCESS: 1,
     }
-    assert_nothing_open(traced)
+    assert_all_is_told_and_counted(traced)
 
 
 def test_where_no_heartbeat_said_that_a_task_ran_the_first_in_the_queue_is_assumed_to_have(
@@ -303,7 +323,7 @@ def test_where_no_heartbeat_said_that_a_task_ran_the_first_in_the_queue_is_assum
             {names.ATTEMPT: 1, names.OUTCOME: names.SUCCESS}
         ] * 3
         assert totals(one(trace, "inc group")) == {names.GROUP_OUTCOMES + names.SUCCESS: 3}
-        assert_nothing_open(traced)
+        assert_all_is_told_and_counted(traced)
 
 
 def test_a_task_that_kills_its_workers_fails_with_killed_worker_and_its_queue_did_not_run(
@@ -352,7 +372,64 @@ def test_a_task_that_kills_its_workers_fails_with_killed_worker_and_its_queue_di
         }
         assert computation.span.message == "2 of 2 tasks failed"
         assert attributes(computation)[names.WASTED_TIME] == pytest.approx(wasted(trace), abs=1e-5)
-        assert_nothing_open(traced)
+        assert_all_is_told_and_counted(traced)
+
+
+def grow_beyond_the_limit_once(folder: Path, gate: Gate) -> int:
+    """Take more memory than there is and keep it, but not the second time."""
+    gate.pass_through()
+    try:
+        (folder / "grown").touch(exist_ok=False)
+    except FileExistsError:
+        return 1
+    taken = [b"x" * 10**6 for _ in range(600)]
+    wait_for(folder / "never")
+    return len(taken)
+
+
+@pytest.mark.parametrize("allowed", [0, 3])
+def test_an_attempt_whose_worker_was_ended_at_its_memory_limit_says_so(
+    traced_cluster_of: MakeTraced, gate: Gate, tmp_path: Path, allowed: int
+) -> None:
+    """Scenario 3."""
+    config = {
+        "distributed.scheduler.allowed-failures": allowed,
+        "distributed.worker.memory.pause": False,
+        "distributed.worker.memory.spill": False,
+    }
+    with dask.config.set(config), traced_cluster_of(n_workers=1, memory_limit="500 MB") as traced:
+        (victim,) = addresses(traced)
+        future = traced.client.submit(grow_beyond_the_limit_once, tmp_path, gate, key="grown-1")
+        gate.wait_for_tasks()
+        wait_for_heartbeat(traced, victim, future.key)
+        gate.open()
+        wait(future)
+        assert future.status == ("finished" if allowed else "error")
+
+        trace = traced.trace()
+        lost, *again = tasks(trace, "grown")
+        assert facts(lost) == {
+            names.ATTEMPT: 1,
+            names.OUTCOME: names.LOST,
+            names.ERROR_TYPE: names.OVER_MEMORY_LIMIT,
+        }
+        assert attributes(lost)[names.WORKER_ADDRESS] == victim
+        assert (lost.span.status, lost.span.message) == (
+            ERROR,
+            f"worker {victim} exceeded its memory limit",
+        )
+        assert [(facts(r), links(r)) for r in again] == [
+            ({names.ATTEMPT: 2, names.OUTCOME: names.SUCCESS}, [itself(lost)])
+        ] * bool(allowed)
+        computation = one(trace, names.COMPUTATION)
+        assert totals(computation) == {
+            names.COMPUTATION_STATE: names.FINISHED if allowed else names.FAILED,
+            names.COMPUTATION_TASKS: 1,
+            names.COMPUTATION_OUTCOMES + names.LOST: 1,
+            **({names.COMPUTATION_OUTCOMES + names.SUCCESS: 1} if allowed else {}),
+        }
+        assert attributes(computation)[names.WASTED_TIME] == pytest.approx(wasted(trace), abs=1e-5)
+        assert_all_is_told_and_counted(traced)
 
 
 def test_results_on_an_idle_worker_that_is_killed_are_recomputed_in_one_computation_linked_to_theirs(
@@ -398,7 +475,7 @@ def test_results_on_an_idle_worker_that_is_killed_are_recomputed_in_one_computat
         }
         for n in (3, 1, 3)
     ]
-    assert_nothing_open(traced)
+    assert_all_is_told_and_counted(traced)
 
 
 def test_a_lost_result_is_recomputed_in_its_own_computation_while_that_goes_on(
@@ -427,7 +504,7 @@ def test_a_lost_result_is_recomputed_in_its_own_computation_while_that_goes_on(
         names.COMPUTATION_TASKS: 3,
         names.COMPUTATION_OUTCOMES + names.SUCCESS: 5,
     }
-    assert_nothing_open(traced)
+    assert_all_is_told_and_counted(traced)
 
 
 def double(x: int) -> int:
@@ -464,7 +541,7 @@ def test_what_a_lost_result_was_made_from_is_computed_again_with_it(traced_clust
         assert totals(computation)[names.COMPUTATION_TASKS] == 2
         assert links(computation) == [itself(one(old, names.COMPUTATION))]
         assert attributes(computation)[names.WASTED_TIME] == pytest.approx(wasted(new), abs=1e-5)
-        assert_nothing_open(traced)
+        assert_all_is_told_and_counted(traced)
 
 
 def seceded(x: Any, gate: Gate) -> Any:
@@ -500,7 +577,7 @@ def test_a_task_that_has_seceded_is_lost_beside_the_one_in_its_slot(
         assert [facts(r) for r in tasks(trace, "inc")] == [
             {names.ATTEMPT: 1, names.OUTCOME: names.SUCCESS}
         ] * 2
-        assert_nothing_open(traced)
+        assert_all_is_told_and_counted(traced)
 
 
 def test_a_worker_that_is_killed_while_it_has_nothing_leaves_no_trace(traced: Traced) -> None:
@@ -513,7 +590,7 @@ def test_a_worker_that_is_killed_while_it_has_nothing_leaves_no_trace(traced: Tr
         names.COMPUTATION_TASKS: 1,
         names.COMPUTATION_OUTCOMES + names.SUCCESS: 1,
     }
-    assert_nothing_open(traced)
+    assert_all_is_told_and_counted(traced)
 
 
 def fail_then_wait(folder: Path, gate: Gate) -> int:
@@ -555,7 +632,7 @@ def test_attempts_that_fail_and_attempts_that_are_lost_are_one_chain(
     assert attributes(one(trace, names.COMPUTATION))[names.WASTED_TIME] == pytest.approx(
         wasted(trace), abs=1e-5
     )
-    assert_nothing_open(traced)
+    assert_all_is_told_and_counted(traced)
 
 
 # -- retries -------------------------------------------------------------------------------------------------------
@@ -596,7 +673,7 @@ def test_a_task_that_fails_once_and_then_succeeds_has_two_attempts(shared: Trace
     }
     assert computation.span.status == UNSET
     assert attributes(computation)[names.WASTED_TIME] == pytest.approx(seconds(first), abs=1e-5)
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 def test_a_task_that_uses_up_its_retries_fails_with_its_last_attempt(shared: Traced) -> None:
@@ -618,7 +695,7 @@ def test_a_task_that_uses_up_its_retries_fails_with_its_last_attempt(shared: Tra
     }
     assert (computation.span.status, computation.span.message) == (ERROR, "1 of 1 tasks failed")
     assert attributes(computation)[names.WASTED_TIME] == pytest.approx(wasted(trace), abs=1e-5)
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 def test_a_rescheduled_attempt_is_no_error(shared: Traced, tmp_path: Path) -> None:
@@ -648,7 +725,7 @@ def test_a_rescheduled_attempt_is_no_error(shared: Traced, tmp_path: Path) -> No
         names.COMPUTATION_OUTCOMES + names.RESCHEDULED: 1,
         names.COMPUTATION_OUTCOMES + names.SUCCESS: 1,
     }
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 def wait_then_fail_once(gate: Gate, folder: Path) -> int:
@@ -705,7 +782,7 @@ def test_a_retry_that_the_client_asks_for_is_a_new_computation_linked_to_the_one
         names.COMPUTATION_OUTCOMES + names.SUCCESS: 3,
     }
     assert attributes(one(new, names.COMPUTATION))[names.CLIENT_ID] == shared.client.id
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 # -- errors --------------------------------------------------------------------------------------------------------
@@ -745,7 +822,7 @@ def test_what_depends_on_a_task_that_failed_has_no_task_span_and_its_group_says_
         names.COMPUTATION_OUTCOMES + names.FAILED: 1,
     }
     assert computation.span.message == "5 of 5 tasks failed"
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 def test_what_is_submitted_on_top_of_a_task_that_has_failed_is_a_computation_that_fails_at_once(
@@ -768,7 +845,7 @@ def test_what_is_submitted_on_top_of_a_task_that_has_failed_is_a_computation_tha
         computation = one(trace, names.COMPUTATION)
         assert totals(computation)[names.COMPUTATION_STATE] == names.FAILED
         assert computation.span.status == ERROR
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 def test_what_only_a_failed_task_needed_is_cancelled_while_it_runs(shared: Traced, gate: Gate) -> None:
@@ -786,7 +863,7 @@ def test_what_only_a_failed_task_needed_is_cancelled_while_it_runs(shared: Trace
     assert facts(one(trace, "held")) == {names.ATTEMPT: 1, names.OUTCOME: names.CANCELLED}
     assert totals(one(trace, "max group")) == {names.GROUP_UPSTREAM_FAILED: 1}
     assert totals(one(trace, names.COMPUTATION))[names.COMPUTATION_STATE] == names.FAILED
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 def held_then_fails(gate: Gate) -> NoReturn:
@@ -806,7 +883,7 @@ def test_an_async_task_that_fails_says_so(shared: Traced) -> None:
     assert exceptions(attempt) == [("ValueError", "boom")]
     assert names.THREAD_ID not in attributes(attempt)
     assert totals(one(trace, "fail_later group")) == {names.GROUP_OUTCOMES + names.FAILED: 1}
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 def test_a_task_that_cannot_begin_fails(shared: Traced) -> None:
@@ -825,7 +902,7 @@ def test_a_task_that_cannot_begin_fails(shared: Traced) -> None:
         names.COMPUTATION_TASKS: 1,
         names.COMPUTATION_OUTCOMES + names.FAILED: 1,
     }
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 class Unprintable(Exception):
@@ -882,7 +959,7 @@ def test_an_exception_that_defies_everything_has_its_class_told(
     assert (attempt.span.status, attempt.span.message) == (ERROR, message)
     assert totals(one(trace, "throw group")) == {names.GROUP_OUTCOMES + names.FAILED: 1}
     assert shared.client.submit(inc, 1, pure=False).result() == 2
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 class Watched(Exception):
@@ -925,7 +1002,7 @@ def test_no_exception_is_unpickled_on_the_scheduler(receiver: Receiver, tmp_path
             errors = [attributes(r).get(names.ERROR_TYPE) for r in named(traced.spans(), "throw")]
             assert errors == [f"{__name__}.Unprintable"]
             assert (scheduler.said(), worker.said()) == ([], [])
-            assert_nothing_open(traced)
+            assert_all_is_told_and_counted(traced)
 
 
 class Unspillable:
@@ -958,7 +1035,7 @@ def test_a_result_that_cannot_be_stored_makes_its_attempt_fail(traced_cluster_of
         assert names.RESULT_SIZE not in attributes(attempt)
         assert totals(one(trace, "Unspillable group")) == {names.GROUP_OUTCOMES + names.FAILED: 1}
         assert totals(one(trace, names.COMPUTATION))[names.COMPUTATION_STATE] == names.FAILED
-        assert_nothing_open(traced)
+        assert_all_is_told_and_counted(traced)
 
 
 # -- cancelled -----------------------------------------------------------------------------------------------------
@@ -1001,7 +1078,7 @@ def test_a_cancelled_task_that_runs_has_a_span_of_its_true_length(
     }
     assert computation.span.status == UNSET
     assert attributes(computation)[names.WASTED_TIME] == pytest.approx(seconds(attempt), abs=1e-5)
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 def test_a_cancelled_task_that_goes_on_for_long_is_counted_before_it_ends(
@@ -1036,7 +1113,7 @@ def test_a_cancelled_task_that_goes_on_for_long_is_counted_before_it_ends(
               executor
                 compute
         """)
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 def test_tasks_that_are_cancelled_before_they_start_have_no_task_span(
@@ -1065,7 +1142,7 @@ def test_tasks_that_are_cancelled_before_they_start_have_no_task_span(
         assert totals(one(everything, "pow group")) == {}
         states = [totals(r)[names.COMPUTATION_STATE] for r in named(everything, names.COMPUTATION)]
         assert states == [names.FINISHED, names.CANCELLED, names.CANCELLED]
-        assert_nothing_open(traced)
+        assert_all_is_told_and_counted(traced)
 
 
 def test_a_future_that_is_dropped_while_its_task_runs_is_a_cancelled_task(shared: Traced, gate: Gate) -> None:
@@ -1080,7 +1157,7 @@ def test_a_future_that_is_dropped_while_its_task_runs_is_a_cancelled_task(shared
     trace = shared.trace()
     assert facts(one(trace, "held")) == {names.ATTEMPT: 1, names.OUTCOME: names.CANCELLED}
     assert totals(one(trace, "held group")) == {names.GROUP_OUTCOMES + names.CANCELLED: 1}
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 def test_a_cancelled_task_whose_exception_nobody_gets_is_no_error(shared: Traced, gate: Gate) -> None:
@@ -1096,7 +1173,7 @@ def test_a_cancelled_task_whose_exception_nobody_gets_is_no_error(shared: Traced
     assert facts(attempt) == {names.ATTEMPT: 1, names.OUTCOME: names.CANCELLED}
     assert attempt.span.status == UNSET
     assert totals(one(trace, names.COMPUTATION))[names.COMPUTATION_STATE] == names.CANCELLED
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
 
 
 @pytest.mark.parametrize("function", [held, held_then_fails])
@@ -1135,7 +1212,110 @@ def test_a_run_that_was_cancelled_and_submitted_again_is_discarded(
     assert totals(one(second, "again group")) == {names.GROUP_OUTCOMES + outcome[names.OUTCOME]: 1}
     states = [attributes(one(t, names.COMPUTATION))[names.COMPUTATION_STATE] for t in (first, second)]
     assert states == [names.CANCELLED, names.FINISHED if function is held else names.FAILED]
-    assert_nothing_open(shared)
+    assert_all_is_told_and_counted(shared)
+
+
+# -- retired -------------------------------------------------------------------------------------------------------
+
+
+def test_an_attempt_whose_worker_retires_is_rescheduled_and_no_error_and_the_worker_s_last_values_arrive(
+    traced: Traced, gate: Gate
+) -> None:
+    """Scenario 21."""
+    busy, other = addresses(traced)
+    ids = traced.client.run(lambda dask_worker: dask_worker.id)
+    future = traced.client.submit(held, 1, gate, workers=[busy], allow_other_workers=True)
+    gate.wait_for_tasks()
+    begun = time.time()
+    wait_for_heartbeat(traced, busy, future.key)
+    retiring = time.time()
+    traced.client.retire_workers([busy])
+
+    def compute_seconds() -> dict[str, float]:
+        """What the retired worker has told, by prefix."""
+        found = [
+            s for s in samples(traced.receiver) if s.instance == ids[busy] and s.name == COMPUTE_SECONDS.name
+        ]
+        return {dict(s.attributes)[names.TASK_PREFIX]: s.value for s in found}
+
+    # Its last, when it has closed: else it might tell of an end that nobody waits for.
+    wait_until(lambda: compute_seconds().get("held", 0) >= retiring - begun)
+    assert set(compute_seconds()) == {"held"}
+    gate.open()
+    assert future.result() == 1
+
+    trace = traced.trace()
+    first, second = tasks(trace, "held")
+    assert facts(first) == {names.ATTEMPT: 1, names.OUTCOME: names.RESCHEDULED}
+    assert (first.span.status, first.span.message, exceptions(first)) == (UNSET, "", [])
+    assert attributes(first)[names.WORKER_ADDRESS] == busy
+    assert facts(second) == {names.ATTEMPT: 2, names.OUTCOME: names.SUCCESS}
+    assert attributes(second)[names.WORKER_ADDRESS] == other
+    assert links(second) == [itself(first)]
+    computation = one(trace, names.COMPUTATION)
+    assert totals(computation) == {
+        names.COMPUTATION_STATE: names.FINISHED,
+        names.COMPUTATION_TASKS: 1,
+        names.COMPUTATION_OUTCOMES + names.RESCHEDULED: 1,
+        names.COMPUTATION_OUTCOMES + names.SUCCESS: 1,
+    }
+    assert attributes(computation)[names.WASTED_TIME] == pytest.approx(wasted(trace), abs=1e-5)
+    assert_all_is_told_and_counted(traced)
+
+
+# -- restarted -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [held, held_on_the_loop])
+def test_a_restart_ends_what_is_open_and_says_so_and_a_computation_after_it_works_as_ever(
+    traced: Traced, gate: Gate, function: Any
+) -> None:
+    """Scenario 20: its attempts are cancelled by the client, whichever comes first, their end or their worker's."""
+    running = [traced.client.submit(function, n, gate, key=f"held-{n}") for n in range(2)]
+    gate.wait_for_tasks(2)
+    queued = incs(traced, 4)
+    scheduler = traced.cluster.scheduler  # type: ignore[union-attr]
+    wait_until(lambda: len(scheduler.tasks) == 6)
+    begun = time.time()
+    traced.client.restart()
+    ended = time.time()
+    assert {future.status for future in (*running, *queued)} == {"cancelled"}
+    assert traced.client.submit(inc, 1).result() == 2
+
+    restarted, after = computed(traced)
+    assert without_activities(restarted) == dedent("""\
+        dask.computation
+          held group
+            held [cancelled] ×2
+          inc group
+        """)
+    for attempt in tasks(restarted, "held"):
+        assert facts(attempt) == {names.ATTEMPT: 1, names.OUTCOME: names.CANCELLED}
+        assert attempt.span.status == UNSET
+        assert attempt.span.start / 1e9 <= begun <= attempt.span.end / 1e9 <= ended
+    assert totals(one(restarted, "held group")) == {names.GROUP_OUTCOMES + names.CANCELLED: 2}
+    assert totals(one(restarted, "inc group")) == {}
+    computation = one(restarted, names.COMPUTATION)
+    assert totals(computation) == {
+        names.COMPUTATION_STATE: names.RESTARTED,
+        names.COMPUTATION_TASKS: 6,
+        names.COMPUTATION_OUTCOMES + names.CANCELLED: 2,
+    }
+    assert computation.span.status == UNSET
+    assert attributes(computation)[names.WASTED_TIME] == pytest.approx(wasted(restarted), abs=1e-5)
+    assert outlined(after) == dedent("""\
+        dask.computation
+          inc group
+            inc
+              executor
+                compute
+        """)
+    assert totals(one(after, names.COMPUTATION)) == {
+        names.COMPUTATION_STATE: names.FINISHED,
+        names.COMPUTATION_TASKS: 1,
+        names.COMPUTATION_OUTCOMES + names.SUCCESS: 1,
+    }
+    assert_all_is_told_and_counted(traced)
 
 
 # -- stolen --------------------------------------------------------------------------------------------------------
@@ -1163,4 +1343,60 @@ def test_a_task_that_is_stolen_before_it_starts_is_no_attempt(traced: Traced, ga
         names.COMPUTATION_TASKS: 5,
         names.COMPUTATION_OUTCOMES + names.SUCCESS: 5,
     }
-    assert_nothing_open(traced)
+    assert_all_is_told_and_counted(traced)
+
+
+class ReleaseAtOnce(SchedulerPlugin):
+    """Has tasks that were just sent to a worker sent again, some times, as P2P does when it starts anew."""
+
+    name = "release-at-once"
+
+    def __init__(self, scheduler: Scheduler, times: int) -> None:
+        self._scheduler = scheduler
+        self._times = times
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        if finish == "processing" and self._times:
+            self._times -= 1
+            asyncio.get_running_loop().call_soon(
+                self._scheduler.transitions, {key: "released"}, f"again-{self._times}"
+            )
+
+
+def hold_messages(worker: Worker, operations: tuple[str, ...], number: int) -> None:
+    """The scheduler's messages are handled when so many have come, all in one go."""
+    held: list[Callable[[], object]] = []
+
+    def hold(original: Callable[..., object]) -> Callable[..., None]:
+        def handler(**message: Any) -> None:
+            held.append(partial(original, **message))
+            if len(held) == number:
+                for handle in held:
+                    handle()
+
+        return handler
+
+    for operation in operations:
+        worker.stream_handlers[operation] = hold(worker.stream_handlers[operation])
+
+
+def test_a_task_that_is_sent_again_before_it_began_leaves_nothing_to_wait_for(receiver: Receiver) -> None:
+    """Its worker has it in the state executing, though none of its code has run, and is told all in one message."""
+
+    async def run() -> None:
+        async with (
+            Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler,
+            Worker(scheduler.address, nthreads=1, dashboard=False) as worker,
+            Client(scheduler.address, asynchronous=True) as client,
+        ):
+            await dask_otel.enable(client)
+            hold_messages(worker, ("compute-task", "free-keys"), number=7)
+            scheduler.add_plugin(ReleaseAtOnce(scheduler, times=3))
+            assert await client.submit(inc, 1, key="inc-1") == 2
+            assert await dask_otel.flush(client)
+            await dask_otel.disable(client)
+
+    asyncio.run(run())
+    spans = receiver.spans()
+    assert [facts(r) for r in tasks(spans, "inc")] == [{names.ATTEMPT: 1, names.OUTCOME: names.SUCCESS}]
+    assert totals(one(spans, "inc group")) == {names.GROUP_OUTCOMES + names.SUCCESS: 1}

@@ -29,11 +29,13 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 import dask_otel
 from dask_otel import config, names, process
 from dask_otel.export.readable import from_readable
+from dask_otel.instruments import COMPUTE_SECONDS, TASK_ATTEMPTS
 from dask_otel.outlet import SCOPE
 from dask_otel.receiver import Receiver, Request, Response
 from dask_otel.records import Span
 from dask_otel.tree import Received, outline
 from tests.cluster.commands import NOTHING_SET, PRELOAD, Commands, commands, until
+from tests.cluster.metering import samples, totals
 from tests.cluster.support import (
     DEADLINE,
     attributes,
@@ -554,6 +556,10 @@ def test_sigterm_delivers_what_was_recorded(
         assert client.compute(made, sync=True) == [-1, -1]
     assert [command.terminate() for command in (nannied, alone, scheduler)] == [0, 0, 0]
     assert outline(without_transfers(receiver.spans())) == WHOLE.replace("neg\n", "neg ×2\n")
+    found = samples(receiver)
+    assert totals(found, TASK_ATTEMPTS.name, names.TASK_PREFIX, names.OUTCOME) == {("neg", names.SUCCESS): 2}
+    computed = {one.instance: one.value for one in found if one.name == COMPUTE_SECONDS.name and one.value}
+    assert len(computed) == 2
     assert [command.said() for command in started.started] == [[], [], []]
 
 

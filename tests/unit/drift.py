@@ -112,6 +112,11 @@ SIGNATURES = [
     Signature(f"{CLIENT} _CALLS", "distributed:Client.gather", "(self, …)"),
     Signature(f"{SCHEDULER}._wrap_task_to_msg", "distributed:Scheduler._task_to_msg", "(self, ts)"),
     Signature(
+        f"{SCHEDULER}._wrap_remove_worker",
+        "distributed:Scheduler.remove_worker",
+        "(self, address, *, stimulus_id, expected, close)",
+    ),
+    Signature(
         f"{SCHEDULER}._wrap_update_graph",
         "distributed:Scheduler.update_graph",
         "{client, annotations, stimulus_id}",
@@ -367,6 +372,19 @@ def _is_removed_at_once() -> object:
     return "ws.status = Status.closed" in before or "something that is awaited before"
 
 
+def _in_order(path: str, *texts: str, at_once: bool = False) -> Callable[[], object]:
+    """Whether a function's source has these texts one after the other, ``at_once`` before anything is awaited."""
+
+    def holds() -> object:
+        source = inspect.getsource(resolve(path))
+        if at_once:
+            source, _, _ = source.partition("await ")
+        found = [source.find(text) for text in texts]
+        return (found == sorted(found) and found[0] >= 0) or f"these texts in {path} at {found}"
+
+    return holds
+
+
 def _amounts_are_put_aside_at_once() -> object:
     anew = "self.digests_total_since_heartbeat = defaultdict(int)"
     before, _, _ = inspect.getsource(resolve("distributed:Worker.get_metrics")).partition("await ")
@@ -549,6 +567,27 @@ STATIC = [
         ),
     ),
     Fact(
+        f"{SCHEDULER}._wrap_remove_worker",
+        "a worker that retires to be removed as expected, and what it processes to be released before anything is awaited",
+        _in_order(
+            "distributed:Scheduler._track_retire_worker", "self.remove_worker(", "ws.address, expected=True"
+        ),
+    ),
+    Fact(
+        f"{SCHEDULER}.has_nanny",
+        "the address of a worker's nanny",
+        _has("distributed.scheduler:WorkerState", "nanny"),
+    ),
+    Fact(
+        "seam/scheduler.py _OVER_LIMIT",
+        "a nanny to say under this topic that it ends its worker at its memory limit",
+        _says(
+            "distributed.worker_memory",
+            '"worker": nanny.worker_address,',
+            'nanny.log_event("worker-restart-memory", event)',
+        ),
+    ),
+    Fact(
         f"{SCHEDULER}._activated",
         "these attributes of a task's state",
         _has(
@@ -587,6 +626,23 @@ STATIC = [
         "seam/scheduler.py _ASKED",
         "this beginning of a stimulus",
         _says("distributed.scheduler", 'f"stimulus-retry-'),
+    ),
+    Fact(
+        "scheduler.py SchedulerTelemetry.restarted",
+        "a restart to release all keys before plugins are told, and workers to go after that",
+        _in_order(
+            "distributed:Scheduler.restart",
+            *("self.client_releases_keys(", "self._clear_task_state()", "plugin.restart(self)"),
+            at_once=True,
+        ),
+    ),
+    Fact(
+        f"{WORKER}.left_behind",
+        "a worker that closes to cancel what it executes before its plugins go, threads going on",
+        _in_order(
+            "distributed:Worker.close",
+            *("self.status = Status.closing", "await BaseWorker.close(", "self.plugin_remove(name)"),
+        ),
     ),
     Fact(
         f"{TIME}._turn",

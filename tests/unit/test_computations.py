@@ -18,6 +18,8 @@ from dask_otel.tree import outline
 
 CLIENT_SPAN = Carried(b"t" * 16, b"c" * 8, 1)
 W1, W2 = "tcp://w1:1", "tcp://w2:1"
+#: How the attributes of a computation begin that say what became of its tasks.
+TOTALS = ("dask.computation.state", "dask.computation.tasks", "dask.computation.outcomes.")
 
 
 class Scheduler:
@@ -33,6 +35,7 @@ class Scheduler:
         self._runs: dict[str, int] = {}
         self.model = Computations(
             emit=self.emitted.append,
+            emit_lost=lambda address, span: self.emitted.append(span),
             new_trace_id=lambda: next(self._ids).to_bytes(16, "big"),
             new_span_id=lambda: next(self._ids).to_bytes(8, "big"),
             sample=lambda trace_id, kind: Decision(sampled),
@@ -580,20 +583,76 @@ def test_the_sampler_is_asked_where_no_client_span_is() -> None:
     assert (handed.parent.detail, handed.parent.flags & 1) == (parents.OFF, 0)
 
 
-@pytest.mark.parametrize("state", [names.RESTARTED, names.CLOSED])
-def test_everything_open_is_told_when_the_scheduler_stops(scheduler: Scheduler, state: str) -> None:
+def test_no_group_waits_for_sums_longer_than_it_may(scheduler: Scheduler) -> None:
+    scheduler.model.tellers = {W1}
+    scheduler.submit("inc-1", "add-1")
+    for key in ("inc-1", "add-1"):
+        scheduler.dispatch(key)
+    scheduler.end("inc-1")
+    scheduler.tick(0.25 * PATIENCE)
+    scheduler.end("add-1")
+    assert scheduler.tick() == pytest.approx(0.75 * PATIENCE)
+    assert scheduler.tick(0.75 * PATIENCE) == pytest.approx(0.25 * PATIENCE)
+    assert scheduler.tick(0.25 * PATIENCE) is None
+    assert_empty(scheduler.model)
+
+
+def test_everything_open_is_told_when_the_scheduler_closes(scheduler: Scheduler) -> None:
     scheduler.submit("inc-1", "add-1", tags=("load",))
     scheduler.dispatch("inc-1")
     scheduler.now += 4
-    scheduler.model.stop(scheduler.now, state)
+    scheduler.model.stop(scheduler.now)
     assert scheduler.outline() == dedent("""\
         (parent not received)
           dask.computation
             load
               add group
               inc group""")
-    assert scheduler.attributes(names.COMPUTATION)[names.COMPUTATION_STATE] == state
+    assert scheduler.attributes(names.COMPUTATION)[names.COMPUTATION_STATE] == names.CLOSED
     assert scheduler.span(names.COMPUTATION).end == int(scheduler.now * 1e9)
+    assert_empty(scheduler.model)
+
+
+def test_a_restart_ends_what_is_open_once_its_workers_have_said_how_and_nothing_is_joined_to_it(
+    scheduler: Scheduler,
+) -> None:
+    scheduler.model.tellers = {W1}
+    scheduler.submit("inc-1", "inc-2", "add-1")
+    scheduler.run("inc-1")
+    running = scheduler.dispatch("inc-2")
+    scheduler.tell(running, names.SUCCESS)
+    scheduler.end("inc-2", "released", ran=False)
+    scheduler.model.restart(scheduler.now)  # No more is known of add-1.
+    scheduler.submit("inc-1", stimulus="again")
+    scheduler.run("inc-1", W2)
+    scheduler.tick(PATIENCE / 2)
+    scheduler.tell(running, names.CANCELLED)
+    scheduler.tick()
+    told = [dict(s.attributes) for s in scheduler.emitted if s.name == names.COMPUTATION]
+    assert [
+        {key: value for key, value in attributes.items() if key.startswith(TOTALS)} for attributes in told
+    ] == [
+        {
+            names.COMPUTATION_STATE: names.FINISHED,
+            names.COMPUTATION_TASKS: 1,
+            names.COMPUTATION_OUTCOMES + names.SUCCESS: 1,
+        },
+        {
+            names.COMPUTATION_STATE: names.RESTARTED,
+            names.COMPUTATION_TASKS: 3,
+            names.COMPUTATION_OUTCOMES + names.CANCELLED: 1,
+            names.COMPUTATION_OUTCOMES + names.SUCCESS: 1,
+        },
+    ]
+    assert_empty(scheduler.model)
+
+
+def test_a_computation_that_waits_for_sums_only_is_not_restarted(scheduler: Scheduler) -> None:
+    scheduler.submit("inc-1")
+    scheduler.run("inc-1")
+    scheduler.model.restart(scheduler.now)
+    scheduler.tick(PATIENCE)
+    assert scheduler.attributes(names.COMPUTATION)[names.COMPUTATION_STATE] == names.FINISHED
     assert_empty(scheduler.model)
 
 

@@ -86,7 +86,7 @@ def test_what_is_open_when_the_scheduler_stops_has_the_pauses_up_to_then() -> No
     scheduler = Scheduler()
     scheduler.submit("inc-1")
     scheduler.paused += 0.5
-    scheduler.model.stop(scheduler.now, names.CLOSED)
+    scheduler.model.stop(scheduler.now)
     assert gc_times(scheduler) == [0.5]
 
 

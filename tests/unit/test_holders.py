@@ -29,6 +29,7 @@ class Plugin:
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings
         self.telemetry: Telemetry | None = None
+        self.leaving = False
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +49,17 @@ def test_the_first_reports_and_the_second_changes_nothing(holders: Holders[Telem
         holders.join(server, plugin, Telemetry)
     assert holders.telemetry(server) is first.telemetry is not None
     assert (second.telemetry, first.telemetry.used) == (None, [])
+
+
+def test_one_that_is_about_to_leave_does_so_when_another_comes(holders: Holders[Telemetry]) -> None:
+    server, first, second = Server(), Plugin(CLIENTS), Plugin(CLIENTS)
+    holders.join(server, first, Telemetry)
+    telemetry = first.telemetry
+    first.leaving = True
+    holders.join(server, second, Telemetry)
+    assert (first.telemetry, second.telemetry, holders.telemetry(server)) == (None, telemetry, telemetry)
+    assert holders.leave(server, first) is None
+    assert holders.leave(server, second) is telemetry
 
 
 def test_the_next_takes_over_from_the_first_and_the_last_gives_it_back(holders: Holders[Telemetry]) -> None:

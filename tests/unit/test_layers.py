@@ -32,6 +32,7 @@ LAYERS = {
             "chains",
             "clock",
             "computations",
+            "deaths",
             "detail",
             "distributions",
             "durations",

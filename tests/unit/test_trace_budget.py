@@ -47,6 +47,7 @@ class Cluster:
         self.details = Details(TraceBudget(spans, size), forced, random.Random(1).random)
         self.model = Computations(
             emit=self.emitted.append,
+            emit_lost=lambda address, span: self.emitted.append(span),
             new_trace_id=lambda: next(self._ids).to_bytes(16, "big"),
             new_span_id=lambda: next(self._ids).to_bytes(8, "big"),
             sample=lambda trace_id, kind: Decision(True),
