@@ -113,6 +113,8 @@ class WorkerMetrics:
         yield measured(instruments.PREFIXES_FOLDED, {(): self._folding.folded})
 
     def _time(self) -> Iterator[Measured | Later]:
+        # First: it is compared with the time of the export.
+        threads = self._seam.thread_time()
         compute = self._seam.compute_time()
         self._folding.choose(self._busy | compute)
         yield partial(self._activities, self._seam.activity_later())
@@ -122,7 +124,7 @@ class WorkerMetrics:
             instruments.SECEDED_SECONDS: self._seam.seceded_time(),
         }
         yield partial(self._by_prefix, tasks)
-        yield measured(instruments.THREAD_SECONDS, keyed(self._seam.thread_time()))
+        yield measured(instruments.THREAD_SECONDS, keyed(threads))
 
     def _activities(self, totals: Callable[[], Mapping[Activity, float]]) -> Iterator[Measured]:
         activity = _by_unit(totals())

@@ -286,7 +286,8 @@ def test_thread_seconds_are_threads_times_uptime_at_each_export(of_one: Any) -> 
     for moment, states in by_export.items():
         assert len(states) == 5
         uptime = moment - states[0].start
-        assert sum(one.value for one in states) == pytest.approx(2 * uptime, abs=0.005)
+        # To the tick by one clock (`test_worker_time`); here a busy machine may come between the readings of two.
+        assert sum(one.value for one in states) == pytest.approx(2 * uptime, abs=0.05)
 
 
 # -- why threads are idle ---------------------------------------------------------------------------------------------
