@@ -64,11 +64,19 @@ class WorkerOtel(WorkerPlugin):
         A worker that joins while the plugin is registered gets it twice: Dask tears the first down and sets up the second before
         anything else happens. Hence on a worker that goes on it leaves only then, and what reports goes on.
         """
-        if self.telemetry is None or self.telemetry.seam.closing:
+        if self._closing():
             await self._leave(worker)
         else:
             self.leaving = True
             self._left = asyncio.get_running_loop().create_task(self._leave(worker))
+
+    def _closing(self) -> bool:
+        """Whether the worker goes, or nothing is known of it."""
+        try:
+            return self.telemetry is None or self.telemetry.seam.closing
+        except Exception:
+            PROCESS.fault("close")
+            return True
 
     async def _leave(self, worker: Worker) -> None:
         telemetry = self.telemetry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import Counter
@@ -224,6 +225,7 @@ def test_a_detail_that_there_is_not_is_said_and_left_out(
     receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     with traced_cluster(receiver, n_workers=1, processes=False, silence_logs=False) as traced:
+        caplog.set_level(logging.WARNING, "dask_otel")  # The other cluster silences all.
         with dask.annotate(otel_detail="tasks"):
             traced.client.compute([dask.delayed(count, pure=False)([i]) for i in range(3)], sync=True)
         (computation,) = (r for r in traced.spans() if r.span.name == names.COMPUTATION)
