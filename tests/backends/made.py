@@ -39,6 +39,7 @@ VALUES: dict[str, tuple[str, ...]] = {
     i.FATE: ("rolled_up",),
     i.COMPONENT_TYPE: ("dask_otel",),
     i.COMPONENT_NAME: ("dask_otel/0",),
+    i.HOOK: ("execute",),
 }
 
 
