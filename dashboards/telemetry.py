@@ -66,7 +66,8 @@ def row() -> Row:
                 "Of its own code, caught, by the hook that they came from; the servers' logs say each in full. One that fails ten times within an hour is switched off.",
                 NUMBER,
                 Query(
-                    CLUSTER.over("$__range").increase(i.FAULTS, [names.ROLE, i.HOOK]),
+                    # There is no series of a hook that has not failed.
+                    f"{CLUSTER.over('$__range').increase(i.FAULTS, [names.ROLE, i.HOOK])} or vector(0)",
                     legend(names.ROLE, i.HOOK),
                 ),
                 width=24,
