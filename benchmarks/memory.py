@@ -20,31 +20,17 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 import tracemalloc
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import dask
 from distributed import Client, Scheduler, Worker
 from distributed.core import _expects_comm
+from overhead import SINK, process
 
 import dask_otel
-
-
-class Drain(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        self.send_response(200)
-        self.send_header("content-length", "0")
-        self.end_headers()
-
-    def log_message(self, *args: object) -> None:
-        """Nothing is said."""
 
 
 def one(x: int) -> int:
@@ -124,9 +110,13 @@ class Run:
 
 
 async def run(what: str, n: int, on: bool) -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Drain)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{server.server_address[1]}"
+    with process("-c", SINK) as sink:
+        assert sink.stdout is not None
+        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{sink.stdout.readline().strip()}"
+        await measure(what, n, on)
+
+
+async def measure(what: str, n: int, on: bool) -> None:
     tracemalloc.start(1)
     dask.config.set({"distributed.scheduler.worker-saturation": float("inf"), "logging.distributed": "error"})
     started, measured = time.monotonic(), Run(on)

@@ -41,6 +41,8 @@ ACTIVITY_STEP = 0xD1342543DE82EF95
 _NS = 1e9
 #: Bytes of a task's span, of each amount on it, of an activity's span.
 _TASK_BYTES, _AMOUNT_BYTES, _ACTIVITY_BYTES = 420, 60, 170
+#: So many are not looked at for those that are of one kind.
+_FEW_AMOUNTS = 16
 
 
 class Failure(NamedTuple):
@@ -131,7 +133,9 @@ class Attempt(NamedTuple):
     def bytes(self, spans: int) -> int:
         """Bytes of OTLP that so many spans of it come to, about."""
         labels, _, units = self.amounts
-        different = len(set(zip(labels, units)))  # A reduction has two posts for each of what it reads.
+        different = len(labels)
+        if different > _FEW_AMOUNTS:  # A reduction has two posts for each of what it reads.
+            different = len(set(zip(labels, units)))
         size = _TASK_BYTES + _AMOUNT_BYTES * different + _ACTIVITY_BYTES * (spans - 1)
         if self.failure is not None:
             size += len(self.failure.message) * 2 + len(self.failure.stacktrace)

@@ -158,17 +158,17 @@ class Computations:
         sizes: Callable[[], Mapping[str, int]] = dict,
         forced: int | None = None,
     ) -> None:
-        """The graph's tasks exist, ``sizes`` of them by group; the transitions that follow with its stimulus are its own."""
+        """The graph's tasks exist, ``sizes`` of them by group; the transitions that follow with its stimulus are its own.
+
+        ``forced`` is the detail that an annotation of some of its tasks asks for, if the graph's own does not.
+        """
         graph = self._graphs.get(stimulus_id)
         computation = graph.computation if graph else self._join(client, None, "", now)
         computation.dask_id = computation.dask_id or dask_id
-        if graph is not None and graph.forced is not None:
-            forced = graph.forced
-        self._current = (
-            stimulus_id,
-            computation,
-            self.details.plan(computation, sizes, forced, len(self.tellers)),
-        )
+        if graph is not None:
+            graph.forced = forced = forced if graph.forced is None else graph.forced
+        plan = self.details.plan(computation, sizes, forced, len(self.tellers))
+        self._current = (stimulus_id, computation, plan)
 
     def measure(self, stimulus_id: str, metrics: dict[str, float], error_type: str | None) -> None:
         """Dask's own measures of the graph's update have come, or that it failed."""

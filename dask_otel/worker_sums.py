@@ -120,7 +120,7 @@ class Places:
         if parent.keep is not None:
             keepers = self._keepers.setdefault(parent.computation_id, Keepers())
             keeper = keepers.of(parent.group_id)
-            # As what is told of it: whatever its tasks are told as.
+            # Its tasks are told in that detail if they are told at all.
             parent = parent._replace(detail=parent.keep.detail)
         return Place(handed, self._make_origin(parent, key), keeper)
 

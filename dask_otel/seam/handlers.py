@@ -251,10 +251,10 @@ class HandlerSeam:
 
     def _operation(self, op: Any) -> list[float]:
         """The tally of a stream's handler that is a plain function; else that of what is nobody's."""
-        rest, handler = self._times.tally(LOOP_OTHER), self._server.stream_handlers.get(op)
+        handler = self._server.stream_handlers.get(op)
         if handler is None:
-            return rest
-        tally = rest if inspect.iscoroutinefunction(handler) else self._times.tally(op)
+            return self._rest
+        tally = self._rest if inspect.iscoroutinefunction(handler) else self._times.tally(op)
         return self._operations.setdefault(op, tally)
 
 

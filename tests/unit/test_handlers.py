@@ -212,6 +212,7 @@ def test_a_message_that_nobody_can_handle_is_the_readers_own_trouble(
         finish(server.handle_stream(Comm([work(1), message])))
     server.now += 1
     assert server.totals() == {"other": 101, "work": 1}
+    assert server.seam._operations.keys() == {"work"}, "nothing is kept of what peers make up"
 
 
 def test_what_is_thrown_into_a_read_loop_arrives_there(server: Server) -> None:
@@ -259,10 +260,13 @@ def test_two_that_time_the_same_connection_are_undone_in_any_order(first: int) -
         step(reading)
     assert [seam.totals(server.now) for seam in seams] == [{"other": 100, "work": 1}] * 2
     seams[first].uninstall()
+    before = seams[first].totals(0)["work"]
     for _ in range(2):
         step(reading)
     assert seams[1 - first].totals(server.now) == {"other": 200, "work": 3}
+    assert seams[first].totals(0)["work"] == before
     seams[1 - first].uninstall()
+    assert "read" not in vars(comm)
     assert finish(reading) is None
     assert {"read", "handle_stream"}.isdisjoint(vars(comm)), vars(comm)
 
